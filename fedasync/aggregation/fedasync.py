@@ -1,0 +1,33 @@
+"""FedAsync (Xie et al. 2019): w ← (1 − α_t)·w + α_t·x with α_t = α·s(τ), once an arrival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedasync.aggregation.model import Form
+from fedasync.aggregation.update import Inputs
+from fedasync.core.staleness import Constant, Staleness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Mix each model into the current one, less if it is stale; α_t comes from the base α each time."""
+
+    alpha: float = 0.6
+    staleness: Staleness = Constant()
+    wants: Form = "parameters"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"fedasync: alpha must lie in (0, 1], got {self.alpha}")
+
+    def init(self, values: Tensor) -> None:
+        return None
+
+    def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
+        for x in inputs.entering:
+            values.lerp_(x.values, self.alpha * self.staleness(x.staleness))

@@ -1,0 +1,41 @@
+"""FedBuff (Nguyen et al. 2022): w ← w + η_g·(1/K)·Σ s(τ)·Δ over a full buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from fedasync.aggregation.model import Form
+from fedasync.aggregation.update import Inputs, blocks
+from fedasync.core.staleness import Polynomial, Staleness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaMean:
+    """Step along the mean of the staleness-weighted deltas, each taken from the version its client started from.
+
+    The mean divides by K as in the paper: not by Σ s(τ), and not at all in some frameworks.
+    """
+
+    server_learning_rate: float = 1.0
+    staleness: Staleness = Polynomial(0.5)
+    wants: Form = "delta"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.server_learning_rate < inf:
+            raise ValueError(f"fedbuff: server_learning_rate must be > 0 and finite, got {self.server_learning_rate}")
+
+    def init(self, values: Tensor) -> None:
+        return None
+
+    def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
+        step = self.server_learning_rate / len(inputs.entering)
+        weights = [step * self.staleness(x.staleness) for x in inputs.entering]
+        for block in blocks(values.numel()):
+            w = values[block]
+            for x, weight in zip(inputs.entering, weights, strict=True):
+                w.add_(x.values[block], alpha=weight)

@@ -1,0 +1,117 @@
+"""A model as one flat vector: what travels, what is averaged, what is only carried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One named tensor of a layout: its place in the flat vector that holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    averaged: bool = True
+    """False for integer state (BatchNorm's ``num_batches_tracked``): it lies in ``Model.integers``."""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names and shapes of the tensors of a model, in the order in which they lie in its flat vectors."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of named tensors: floating ones are averaged, all others carried."""
+        entries = []
+        end = {True: 0, False: 0}
+        for name, tensor in tensors.items():
+            averaged = tensor.is_floating_point()
+            entries.append(Entry(name, tuple(tensor.shape), end[averaged], averaged))
+            end[averaged] += tensor.numel()
+        return cls(tuple(entries))
+
+    @property
+    def parameters(self) -> int:
+        """Length P of the flat float vector."""
+        return sum(e.size for e in self.entries if e.averaged)
+
+    @property
+    def carried(self) -> int:
+        """Length Q of the flat integer vector."""
+        return sum(e.size for e in self.entries if not e.averaged)
+
+    def views(self, values: Tensor, integers: Tensor | None = None) -> dict[str, Tensor]:
+        """The named tensors as views into the flat ``values`` [P] and ``integers`` [Q]: no copy."""
+        named = {}
+        for e in self.entries:
+            flat = values if e.averaged else integers
+            if flat is None:
+                raise ValueError(f"layout entry {e.name!r} holds integers, and no integer vector was given")
+            named[e.name] = flat[e.start : e.start + e.size].view(e.shape)
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One version of a model.
+
+    ``values`` [P] holds every floating-point tensor, ``integers`` [Q] (int64, or None when Q = 0) the state that
+    is carried along and never averaged into floats.
+    """
+
+    values: Tensor
+    layout: Layout
+    integers: Tensor | None = None
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Model:
+        """Copy named tensors (a ``state_dict``) into a fresh flat model; all float tensors share one dtype."""
+        import torch
+
+        layout = Layout.of(tensors)
+        floats = [t.detach().reshape(-1) for t in tensors.values() if t.is_floating_point()]
+        others = [t.detach().reshape(-1).to(torch.int64) for t in tensors.values() if not t.is_floating_point()]
+        if not floats:
+            raise ValueError("a model needs at least one floating-point tensor")
+        if len({t.dtype for t in floats}) > 1:
+            raise ValueError(
+                f"all float tensors of a model share one dtype, got {sorted({str(t.dtype) for t in floats})}"
+            )
+        return cls(torch.cat(floats), layout, torch.cat(others) if others else None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The named tensors, as views."""
+        return self.layout.views(self.values, self.integers)
+
+    def copy(self) -> Model:
+        return Model(self.values.clone(), self.layout, None if self.integers is None else self.integers.clone())
+
+
+Form = Literal["parameters", "delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a client sends back: its model after local training, or the difference from where it started.
+
+    ``values`` [P] belongs to the receiver, who may overwrite it. ``samples`` is the number of training samples
+    behind it, the weight n_k of FedAvg.
+    """
+
+    values: Tensor
+    form: Form
+    samples: int
+    integers: Tensor | None = None

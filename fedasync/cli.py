@@ -1,0 +1,81 @@
+"""The command line: ``fedasync sim``, ``list``, ``plot``, ``show``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A simulation-first testbed for federated and asynchronous training.",
+)
+
+DEFAULT_OUT = Path("results")
+INTERRUPTED = 130
+
+
+@app.command()
+def sim(
+    study: Annotated[str, typer.Argument(help="A study file, or the name of one in sims/ (see `fedasync list`).")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set run.time_s=100. Repeatable."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a processor).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 … N − 1 instead of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study's results (default: results/NAME).")] = None,
+) -> None:
+    """Run a study under the virtual clock; finished runs are not made again."""
+    from fedasync.studies.command import run_study
+
+    raise typer.Exit(run_study(study, changes or [], jobs, seeds, out))
+
+
+@app.command("list")
+def list_studies() -> None:
+    """List the studies that `fedasync sim NAME` finds."""
+    from fedasync.studies.command import list_studies
+
+    list_studies()
+
+
+@app.command()
+def plot(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's results, e.g. results/NAME.")]) -> None:
+    """Draw a study's table and figures again from its finished runs."""
+    from fedasync.studies.command import draw
+
+    draw(folder)
+
+
+@app.command()
+def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, results/NAME/runs/…")]) -> None:
+    """Print a run's conservation ledger, verdicts, staleness and closed forms."""
+    from fedasync.studies.show import show_run
+
+    show_run(run)
+
+
+def main() -> None:
+    """Entry point: every expected error is one line on stderr and a non-zero status."""
+    sys.path.insert(0, "")  # a user's own modules, named by dotted path, stand in the working directory
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except ValueError as error:
+        if type(error).__name__ != "StudyError":
+            raise
+        typer.echo(f"fedasync: {error}", err=True)
+        raise SystemExit(2) from None
+    except OSError as error:
+        typer.echo(f"fedasync: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Decisions without I/O: the four choices of a strategy, and the coordinator that carries them out.
+
+Standard library only. ``Coordinator`` is driven by a virtual clock, a real one, or a recorded log.
+"""
+
+from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
+from fedasync.core.buffering import Barrier, Buffer, Sliding, Tumbling
+from fedasync.core.coordinator import Coordinator
+from fedasync.core.events import (
+    Accepted,
+    Arrival,
+    Cancelled,
+    Event,
+    Failed,
+    Lease,
+    Published,
+    Rejected,
+    Step,
+    StepReady,
+)
+from fedasync.core.ledger import Ledger
+from fedasync.core.log import KINDS, EventLog
+from fedasync.core.publication import EveryN, EveryVersion, Publication
+from fedasync.core.staleness import Constant, Hinge, Polynomial, Staleness
+from fedasync.core.strategy import Strategy
+
+__all__ = [
+    "KINDS",
+    "Accepted",
+    "Admission",
+    "Arrival",
+    "Barrier",
+    "Buffer",
+    "Cancelled",
+    "Cohort",
+    "Concurrency",
+    "Constant",
+    "Coordinator",
+    "Event",
+    "EventLog",
+    "EveryN",
+    "EveryVersion",
+    "Failed",
+    "Hinge",
+    "Lease",
+    "Ledger",
+    "Polynomial",
+    "Publication",
+    "Published",
+    "Rejected",
+    "Sliding",
+    "Staleness",
+    "StalenessBudget",
+    "Step",
+    "StepReady",
+    "Strategy",
+    "Tumbling",
+]

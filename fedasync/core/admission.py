@@ -1,0 +1,144 @@
+"""Admission, the first decision: may a worker start now?
+
+Each rule is a frozen value that is asked once a lease, ``admits``, and says in words why not, ``refusal``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+class Affairs(Protocol):
+    """What an admission rule may look at."""
+
+    version: int
+    """Committed steps."""
+    accepted: int
+    """Contributions accepted into the buffer since the start (those dropped from it later are given back)."""
+    round_started: int
+    """Leases admitted since the last step."""
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def stepping(self) -> bool: ...
+
+
+def _positive(what: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{what} must be an integer ≥ 1, got {value}")
+
+
+def _under_way(now: Affairs) -> str:
+    return f"the server step to version {now.version + 1} is under way"
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """A synchronous round: ``size`` clients start from one version, and the round ends with the ``keep`` first.
+
+    keep < size is over-selection (production federated learning starts about 1.3 × keep): those still at work when
+    the round ends are cancelled. A failed client is not replaced; a round in which every lease ended takes what it
+    has, and one that has nothing starts anew.
+    """
+
+    size: int
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive("cohort size", self.size)
+        if self.keep is not None and not 1 <= self.keep <= self.size:
+            raise ValueError(
+                f"a cohort of {self.size} can keep 1 to {self.size} results, got keep = {self.keep}: "
+                "the round could never end"
+            )
+
+    @property
+    def target(self) -> int:
+        """Results that end the round."""
+        return self.size if self.keep is None else self.keep
+
+    @property
+    def most_in_flight(self) -> int:
+        return self.size
+
+    def admits(self, now: Affairs) -> bool:
+        return now.round_started < self.size and not now.stepping
+
+    def refusal(self, now: Affairs) -> str:
+        if now.stepping:
+            return _under_way(now)
+        return f"round {now.version + 1} has started all {self.size} of its cohort"
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Up to ``limit`` leases in flight; a slot that becomes free is given out again at once.
+
+    ``redispatch`` says whether the slot of the contribution that completes a buffer is given out ``after_step`` (from
+    the new version; mean staleness (n − 1)/K) or ``before_step`` (from the old one; n/K). ``simultaneous`` says what
+    happens when several contributions arrive at one instant: ``one_by_one``, each slot given out before the next
+    arrival is looked at, or ``together``, all arrivals first.
+    """
+
+    limit: int
+    redispatch: Literal["after_step", "before_step"] = "after_step"
+    simultaneous: Literal["one_by_one", "together"] = "one_by_one"
+
+    def __post_init__(self) -> None:
+        _positive("concurrency", self.limit)
+
+    @property
+    def most_in_flight(self) -> int:
+        return self.limit
+
+    def admits(self, now: Affairs) -> bool:
+        return now.in_flight < self.limit and not (now.stepping and self.redispatch == "after_step")
+
+    def refusal(self, now: Affairs) -> str:
+        if now.in_flight >= self.limit:
+            return f"{now.in_flight} of {self.limit} leases are in flight"
+        return _under_way(now)
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBudget:
+    """AReaL's gate (Eq. 3): accepted + in flight ≤ (η + v + 1)·B, and at most ``limit`` in flight.
+
+    η = 0 is a synchronous system, exactly: the batch of version v is all that may be asked for before v + 1.
+    """
+
+    eta: int
+    batch: int
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eta < 0:
+            raise ValueError(f"staleness budget: eta must be an integer ≥ 0, got {self.eta}")
+        _positive("staleness budget: batch", self.batch)
+        if self.limit is not None:
+            _positive("staleness budget: limit", self.limit)
+
+    @property
+    def most_in_flight(self) -> int:
+        budget = (self.eta + 1) * self.batch
+        return budget if self.limit is None else min(budget, self.limit)
+
+    def slots(self, now: Affairs) -> int:
+        """How many more leases may start (negative when a restart found more running than allowed)."""
+        slots = (self.eta + now.version + 1) * self.batch - (now.accepted + now.in_flight)
+        return slots if self.limit is None else min(slots, self.limit - now.in_flight)
+
+    def admits(self, now: Affairs) -> bool:
+        return self.slots(now) > 0
+
+    def refusal(self, now: Affairs) -> str:
+        return (
+            f"the staleness budget is spent: {now.accepted} accepted and {now.in_flight} in flight "
+            f"at version {now.version} (eta = {self.eta}, batch = {self.batch}, limit = {self.limit})"
+        )
+
+
+Admission = Cohort | Concurrency | StalenessBudget

@@ -1,0 +1,91 @@
+"""A strategy: a choice of the four decisions, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
+from fedasync.core.buffering import Barrier, Buffer
+from fedasync.core.publication import EveryN, EveryVersion, Publication
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Admission, buffer, update, publication, and the bounds that hold under any of them.
+
+    ``update`` is opaque to the core: the runtime applies it between ``StepReady`` and ``commit``.
+    ``max_staleness`` drops a contribution that would be applied with a larger τ. ``lease_timeout_s`` gives up a lease
+    after that time. ``proximal_mu`` is the client's side of FedProx and FedAsync.
+
+    Raises ValueError for a choice that can never make progress.
+    """
+
+    name: str
+    admission: Admission
+    buffer: Buffer
+    update: Any
+    publication: Publication = EveryVersion()
+    max_staleness: int | None = None
+    lease_timeout_s: float | None = None
+    proximal_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.admission, Cohort) != isinstance(self.buffer, Barrier):
+            raise ValueError(
+                f"strategy {self.name!r}: a cohort and a barrier belong together, got "
+                f"{type(self.admission).__name__} with {type(self.buffer).__name__}: no round would ever end"
+            )
+        if isinstance(self.admission, StalenessBudget):
+            most = (self.admission.eta + 1) * self.admission.batch
+            size = getattr(self.buffer, "size", 1)
+            if size > most:
+                raise ValueError(
+                    f"strategy {self.name!r}: a buffer of K = {size} can never be reached: the staleness budget admits "
+                    f"{most} before the first step; K ≤ {most} would do"
+                )
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"strategy {self.name!r}: max_staleness must be an integer ≥ 0, got {self.max_staleness}")
+        if self.lease_timeout_s is not None and not 0 < self.lease_timeout_s < inf:
+            raise ValueError(
+                f"strategy {self.name!r}: lease_timeout_s must be > 0 and finite, got {self.lease_timeout_s}"
+            )
+        if not 0 <= self.proximal_mu < inf:
+            raise ValueError(f"strategy {self.name!r}: proximal_mu must be ≥ 0 and finite, got {self.proximal_mu}")
+        lag = self.publication.n - 1 if isinstance(self.publication, EveryN) else 0
+        if self.max_staleness is not None and lag > self.max_staleness:
+            raise ValueError(
+                f"strategy {self.name!r}: max_staleness = {self.max_staleness} admits nothing once the published "
+                f"version lags by more, and publishing every {lag + 1} versions lets it lag by {lag}; "
+                f"max_staleness ≥ {lag} would do"
+            )
+
+    @property
+    def first_step_needs(self) -> int:
+        """Accepted contributions before version 1 can exist."""
+        if isinstance(self.admission, Cohort):
+            return self.admission.target
+        return self.buffer.missing(0, 0, 0)
+
+    @property
+    def gated(self) -> bool:
+        """All arrivals of one instant are looked at before any slot is given out again."""
+        return isinstance(self.admission, Cohort) or (
+            isinstance(self.admission, Concurrency) and self.admission.simultaneous == "together"
+        )
+
+    def refusal(self, workers: int) -> str | None:
+        """Why this strategy cannot run on that many workers, one lease each; None when it can."""
+        match self.admission:
+            case Cohort(size=size) if size > workers:
+                return (
+                    f"strategy {self.name!r}: a cohort of {size} can never be filled by {workers} clients; "
+                    f"cohort ≤ {workers} would do"
+                )
+            case Concurrency(limit=limit) if limit > workers:
+                return (
+                    f"strategy {self.name!r}: a concurrency of {limit} can never be reached by {workers} clients, "
+                    f"one lease each; concurrency ≤ {workers} would do"
+                )
+        return None

@@ -1,0 +1,43 @@
+"""Tables, figures and timelines of finished runs.
+
+Every figure takes a study's runs, or runs under labels of one's own, and returns a matplotlib ``Figure``::
+
+    metric_over_time({"FedFa": runs, "FedBuff": run}, metric="accuracy")
+"""
+
+from fedasync.report.arrangement import Runs
+from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.spec import FigureName, Report
+from fedasync.report.speedup import speedup, speedup_by_axis
+from fedasync.report.statistics import Band, Interval, Speedup, band, mean_interval, paired_speedup
+from fedasync.report.study_report import save, write_report
+from fedasync.report.table import markdown, readable_table, rich_table, summary_table, write_table
+from fedasync.report.timeline import timeline
+from fedasync.report.trace import trace_events, write_trace
+
+__all__ = [
+    "Band",
+    "FigureName",
+    "Interval",
+    "Report",
+    "Runs",
+    "Speedup",
+    "band",
+    "markdown",
+    "mean_interval",
+    "metric_over_time",
+    "paired_speedup",
+    "readable_table",
+    "rich_table",
+    "save",
+    "speedup",
+    "speedup_by_axis",
+    "staleness",
+    "summary_table",
+    "timeline",
+    "trace_events",
+    "utilisation",
+    "write_report",
+    "write_table",
+    "write_trace",
+]

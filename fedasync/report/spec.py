@@ -1,0 +1,88 @@
+"""What a study asks of its report: the ``[report]`` table of a study's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+FigureName = Literal[
+    "metric_over_time",
+    "speedup",
+    "staleness",
+    "utilisation",
+    "timeline",
+    "speedup_by_axis",
+    "closed_forms",
+]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Which figures a study draws, and how its axes are laid out in them.
+
+    figures: names of the figures; ``closed_forms`` adds tables instead of a figure.
+    metric: the metric of curves and of the table; None takes that of the first target, else the first evaluated
+        one, else ``updates`` (contributions applied), which every run has, as it has ``versions``.
+    target: which of the metric's recorded targets times are measured to; None takes the first.
+    series: the axis whose labels are lines and bars.
+    facets: axes that make panels, in this order; axes named nowhere are appended.
+    baseline: the label on ``series`` that speed-ups refer to.
+    x_axis: the axis along x in ``speedup_by_axis``.
+    timeline_s: from, to (virtual seconds) in ``timeline``; None shows a few leases and versions from time 0 on.
+    timeline_facet: a label for each facet axis, saying which panel ``timeline`` shows; empty takes the first.
+    timeline_lanes: lanes a panel of ``timeline`` has at most.
+
+    Raises ValueError when a figure lacks what it needs, or a number is out of range.
+    """
+
+    figures: tuple[FigureName, ...] = ("metric_over_time", "staleness", "utilisation", "timeline")
+    metric: str | None = None
+    target: float | None = None
+    series: str = "strategy"
+    facets: tuple[str, ...] = ()
+    baseline: str | None = None
+    x_axis: str | None = None
+    timeline_s: tuple[float, float] | None = None
+    timeline_facet: tuple[str, ...] = ()
+    timeline_lanes: int = 20
+
+    # pydantic reads this when it validates the TOML table: a misspelt key is an error, not silence.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        for figure in ("speedup", "speedup_by_axis"):
+            if figure in self.figures and self.baseline is None:
+                raise ValueError(f"report.baseline: figure {figure!r} needs one; give a label of axis {self.series!r}")
+        if "speedup_by_axis" in self.figures and self.x_axis is None:
+            raise ValueError("report.x_axis: figure 'speedup_by_axis' needs one; give the name of an axis")
+        if self.series in (*self.facets, self.x_axis):
+            raise ValueError(f"report.series: {self.series!r} cannot be a facet or the x axis as well")
+        if self.timeline_s is not None and not 0 <= self.timeline_s[0] < self.timeline_s[1]:
+            raise ValueError(f"report.timeline_s: {self.timeline_s} is no stretch of time; give 0 <= from < to")
+        if self.timeline_lanes < 1:
+            raise ValueError(f"report.timeline_lanes: {self.timeline_lanes} lanes; give 1 or more")
+
+    def check(self, axes: Mapping[str, Sequence[str]]) -> None:
+        """Compare the names used here with a study's axes (axis name → labels), before any run is made.
+
+        Raises ValueError naming the key, what it holds and what exists. An axis ``strategy`` exists in every
+        study, since every run has one; it is checked only where ``axes`` gives its labels.
+        """
+        if self.series not in axes and self.series != "strategy":
+            raise ValueError(f"report.series: no axis {self.series!r}; there are: {listed(axes)}")
+        for facet in self.facets:
+            if facet not in axes:
+                raise ValueError(f"report.facets: no axis {facet!r}; there are: {listed(axes)}")
+        if self.x_axis is not None and self.x_axis not in axes:
+            raise ValueError(f"report.x_axis: no axis {self.x_axis!r}; there are: {listed(axes)}")
+        labels = axes.get(self.series)
+        if self.baseline is not None and labels is not None and self.baseline not in labels:
+            raise ValueError(
+                f"report.baseline: no label {self.baseline!r} on axis {self.series!r}; there are: {listed(labels)}"
+            )
+
+
+def listed(names: Mapping[str, object] | Sequence[str]) -> str:
+    """Names as a line of text."""
+    return ", ".join(repr(name) for name in names) or "none"

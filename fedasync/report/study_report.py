@@ -1,0 +1,83 @@
+"""Everything a study's folder shows of its runs: tables and figures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedasync.report.arrangement import Runs, arrange
+from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.spec import Report
+from fedasync.report.speedup import speedup, speedup_by_axis
+from fedasync.report.style import seeds_text, styled
+from fedasync.report.table import markdown, readable_table, summary_table, write_table
+from fedasync.report.timeline import timeline
+from fedasync.runs.run import write
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+
+def write_report(
+    runs: Runs,
+    report: Report,
+    folder: Path,
+    command: str,
+    title: str,
+    ceilings: Mapping[str, float] | None = None,
+    extra_tables: Mapping[str, pl.DataFrame] | None = None,
+    references: Sequence[tuple[float, str]] = (),
+) -> list[Path]:
+    """Write table.csv, table.md and figures/NAME.png and .svg into ``folder``; return their paths in that order.
+
+    ``command`` repeats the study and stands in every figure. ``ceilings`` (label of the x axis → bound) and
+    ``references`` (value, text) go to ``speedup_by_axis``; ``extra_tables`` are written as NAME.csv and NAME.md.
+    The same runs give the same bytes. Raises ValueError, before anything is written, for names that do not exist.
+    """
+    shown = arrange(runs, report)
+    shown.metric()
+    table = summary_table(runs, report)
+    by_axis = partial(speedup_by_axis, ceilings=ceilings, references=references)
+    draw: dict[str, Callable[..., Figure]] = {
+        "metric_over_time": metric_over_time,
+        "speedup": speedup,
+        "staleness": staleness,
+        "utilisation": utilisation,
+        "timeline": timeline,
+        "speedup_by_axis": by_axis,
+    }
+    drawn = {name: draw[name](runs, report, command=command) for name in report.figures if name in draw}
+
+    written = write_table(table, folder, "table", _page(runs, report, title, command, shown.seeds))
+    for name, extra in (extra_tables or {}).items():
+        written += write_table(extra, folder, name)
+    for name, figure in drawn.items():
+        written += save(figure, folder / "figures", name)
+    return written
+
+
+@styled
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg, byte for byte the same each time; return the two paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for suffix in ("png", "svg"):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=suffix, metadata={"Date": None} if suffix == "svg" else None)
+        path = folder / f"{name}.{suffix}"
+        write(path, buffer.getvalue())
+        paths.append(path)
+    return paths
+
+
+def _page(runs: Runs, report: Report, title: str, command: str, seeds: Sequence[int]) -> str:
+    meaning = "Means over seeds; ± and [ ]: 95 % t-intervals. " if len(seeds) > 1 else ""
+    return (
+        f"# {title}\n\n{markdown(readable_table(runs, report))}\n"
+        f"{seeds_text(seeds)} {meaning}Staleness in versions, of consumed contributions, pooled over seeds; "
+        f"useful and wasted as shares of slots × time.\n\n`{command}`\n"
+    )

@@ -1,0 +1,1 @@
+"""What a run leaves behind, the same for every runtime: its log, its measures, its verdict on itself."""

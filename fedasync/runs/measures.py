@@ -1,0 +1,143 @@
+"""What a run's log says: every measure is a function of the event table, whatever runtime wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedasync.core.log import KINDS, EventLog
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ENDS = ("rejected", "failed", "cancelled")
+"""Kinds that end a lease without use."""
+
+
+def event_table(log: EventLog) -> pl.DataFrame:
+    """The log as a table: the columns of docs/log.md, null where there is nothing to say."""
+    import polars as pl
+
+    columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in log.columns.items() if column}
+    if not columns:
+        columns = {name: np.empty(0, column.typecode) for name, column in log.columns.items()}
+    table = pl.DataFrame({name: column for name, column in columns.items() if name not in ("kind", "reason")})
+    kinds = pl.Series("kind", columns["kind"]).cast(pl.UInt32)
+    reasons = pl.Series("reason", columns["reason"])
+    table = table.with_columns(pl.col("lease", "worker", "base_version", "version", "staleness").cast(pl.Int64))
+    table = table.with_columns(
+        pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
+        for name in ("lease", "worker", "base_version", "staleness")
+    )
+    names = pl.Series(KINDS, dtype=pl.String)
+    texts = pl.Series([*log.reasons, None], dtype=pl.String)
+    codes = pl.select(pl.when(reasons >= 0).then(reasons).otherwise(len(log.reasons)).cast(pl.UInt32)).to_series()
+    table = table.with_columns(names.gather(kinds).alias("kind"), texts.gather(codes).alias("reason"))
+    return table.select("time_s", "kind", "lease", "worker", "base_version", "version", "staleness", "reason")
+
+
+def staleness(events: pl.DataFrame) -> dict[str, Any]:
+    """Staleness of the consumed contributions: mean, quantiles, maximum, and the histogram τ → count."""
+    import polars as pl
+
+    tau = events.filter(pl.col("kind") == "consumed")["staleness"].to_numpy().astype(np.int64)
+    if not len(tau):
+        return {"mean": None, "p50": None, "p90": None, "max": None, "histogram": {}}
+    values, counts = np.unique(tau, return_counts=True)
+    return {
+        "mean": float(tau.mean()),
+        "p50": float(np.quantile(tau, 0.5)),
+        "p90": float(np.quantile(tau, 0.9)),
+        "max": int(tau.max()),
+        "histogram": {str(value): int(count) for value, count in zip(values, counts, strict=True)},
+    }
+
+
+def lease_table(events: pl.DataFrame, end_s: float) -> pl.DataFrame:
+    """A row a lease: ``lease, worker, base_version, start_s, stop_s, outcome``.
+
+    A lease stops when its result arrives or when it ends otherwise; one in flight at ``end_s`` stops there.
+    ``outcome`` is ``consumed``, ``buffered``, ``in_flight``, ``rejected``, ``failed`` or ``cancelled``.
+    """
+    import polars as pl
+
+    kind = pl.col("kind")
+    starts = events.filter(kind == "admitted").select(
+        "lease", "worker", "base_version", pl.col("time_s").alias("start_s")
+    )
+    stops = (
+        events.filter(kind.is_in(["delivered", *ENDS]))
+        .group_by("lease", maintain_order=True)
+        .agg(pl.col("time_s").first().alias("stop_s"))
+    )
+    last = (
+        events.filter(kind.is_in(["delivered", "consumed", *ENDS]))
+        .group_by("lease", maintain_order=True)
+        .agg(kind.last().alias("outcome"))
+    )
+    return (
+        starts.join(stops, on="lease", how="left", maintain_order="left")
+        .join(last, on="lease", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("stop_s").fill_null(end_s),
+            pl.col("outcome").fill_null("in_flight").replace("delivered", "buffered"),
+        )
+    )
+
+
+def utilisation(leases: pl.DataFrame, slots: int, end_s: float, server_busy_s: float) -> dict[str, float]:
+    """Shares of slots × time: ``useful`` work (used, or not yet), ``wasted`` work, and slots that nobody fills.
+
+    ``server`` is the share of time in which the server makes a step.
+    """
+    import polars as pl
+
+    total = slots * end_s
+    if total <= 0:
+        return {"useful": 0.0, "wasted": 0.0, "waiting": 0.0, "server": 0.0}
+    work = leases.select(
+        pl.col("outcome").is_in(list(ENDS)).alias("lost"), (pl.col("stop_s") - pl.col("start_s")).alias("s")
+    )
+    wasted = float(work.filter(pl.col("lost"))["s"].sum()) / total
+    useful = float(work.filter(~pl.col("lost"))["s"].sum()) / total
+    return {
+        "useful": useful,
+        "wasted": wasted,
+        "waiting": max(0.0, 1.0 - useful - wasted),
+        "server": min(1.0, server_busy_s / end_s),
+    }
+
+
+def targets(metrics: pl.DataFrame, events: pl.DataFrame, wanted: Mapping[str, float]) -> list[dict[str, Any]]:
+    """When each metric first reached its target on the evaluation grid, and after how many applied contributions."""
+    import polars as pl
+
+    consumed = events.filter(pl.col("kind") == "consumed")["time_s"].to_numpy()
+    found = []
+    for name, value in wanted.items():
+        reached = metrics.filter((pl.col("name") == name) & (pl.col("value") >= value))["time_s"]
+        reached_s = float(reached[0]) if len(reached) else None
+        updates = None if reached_s is None else int(np.searchsorted(consumed, reached_s, side="right"))
+        found.append({"metric": name, "value": value, "reached_s": reached_s, "reached_updates": updates})
+    return found
+
+
+def last_and_best(metrics: pl.DataFrame) -> tuple[dict[str, float], dict[str, float]]:
+    """The last value of each metric, and its largest."""
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
+    names: Sequence[str] = metrics["name"].to_list()
+    for name, value in zip(names, metrics["value"].to_list(), strict=True):
+        last[name] = value
+        best[name] = max(best.get(name, value), value)
+    return last, best
+
+
+def last_version_s(events: pl.DataFrame) -> float | None:
+    """When the last version was committed."""
+    import polars as pl
+
+    times = events.filter(pl.col("kind") == "committed")["time_s"]
+    return float(times[-1]) if len(times) else None

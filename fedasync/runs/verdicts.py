@@ -1,0 +1,96 @@
+"""A run's verdict on itself: laws that hold for every strategy and every runtime, recounted from the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedasync.runs.measures import ENDS
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law, whether it holds, and the numbers behind that."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+def verdicts(
+    events: pl.DataFrame,
+    leases: pl.DataFrame,
+    ledger: dict[str, Any],
+    end_s: float,
+    most_in_flight: int,
+    max_staleness: int | None = None,
+) -> list[Verdict]:
+    """Judge a log of ``end_s`` seconds against its ledger and its strategy's bounds."""
+    return [
+        _conservation(leases, ledger),
+        _time(events),
+        _staleness(events, max_staleness),
+        *_in_flight(events, leases, end_s, most_in_flight),
+    ]
+
+
+def _conservation(leases: pl.DataFrame, ledger: dict[str, Any]) -> Verdict:
+    counted = dict(leases["outcome"].value_counts(sort=True).iter_rows())
+    booked = {
+        "in_flight": ledger["in_flight"],
+        "buffered": ledger["buffered"],
+        "consumed": ledger["consumed"],
+        **{kind: sum(ledger[kind].values()) for kind in ENDS},
+    }
+    holds = len(leases) == ledger["admitted"] == sum(booked.values()) and all(
+        counted.get(outcome, 0) == count for outcome, count in booked.items()
+    )
+    parts = " + ".join(f"{count} {outcome}" for outcome, count in booked.items() if count)
+    return Verdict("conservation of work", holds, f"{ledger['admitted']} admitted = {parts or 0}")
+
+
+def _time(events: pl.DataFrame) -> Verdict:
+    times = events["time_s"].to_numpy()
+    backward = int((np.diff(times) < 0).sum())
+    return Verdict("time goes forward", backward == 0, f"{len(times)} events, {backward} steps back")
+
+
+def _staleness(events: pl.DataFrame, bound: int | None) -> Verdict:
+    import polars as pl
+
+    used = events.filter(pl.col("kind") == "consumed").select("staleness", "version", "base_version")
+    tau = used["staleness"].fill_null(-1)
+    wrong = int(((tau < 0) | (tau != used["version"] - used["base_version"])).sum())
+    over = 0 if bound is None else int((tau > bound).sum())
+    limit = "" if bound is None else f", {over} beyond the bound of {bound}"
+    return Verdict("staleness is an integer ≥ 0", wrong == over == 0, f"{len(tau)} applied, {wrong} wrong{limit}")
+
+
+def _in_flight(events: pl.DataFrame, leases: pl.DataFrame, end_s: float, cap: int) -> list[Verdict]:
+    """The cap, and Little's law: mean number in flight = leases a second × mean time in flight."""
+    import polars as pl
+
+    rows = events.select("time_s", "kind", "lease").with_row_index("row")
+    starts = rows.filter(pl.col("kind") == "admitted").with_columns(step=1)
+    ends = rows.filter(pl.col("kind").is_in(["delivered", *ENDS])).unique("lease", keep="first").with_columns(step=-1)
+    moves = pl.concat([starts, ends]).sort("row")
+    number = moves["step"].cum_sum().to_numpy()
+    times = np.append(moves["time_s"].to_numpy(), end_s)
+    most = int(number.max()) if len(number) else 0
+    area = float((number * np.diff(times)).sum()) if len(number) else 0.0
+    stays = float((leases["stop_s"] - leases["start_s"]).sum())
+    close = abs(area - stays) <= 1e-9 * max(1.0, stays)
+    per_s = len(leases) / end_s if end_s > 0 else 0.0
+    detail = (
+        f"{area / end_s if end_s > 0 else 0:.6g} in flight on average = "
+        f"{per_s:.6g} leases a second × {stays / max(1, len(leases)):.6g} s"
+    )
+    return [
+        Verdict("in flight within the cap", most <= cap, f"at most {most} of {cap}"),
+        Verdict("Little's law", close, detail),
+    ]

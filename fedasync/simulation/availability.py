@@ -1,0 +1,142 @@
+"""When clients are online.
+
+``presence`` says for a client and a time whether it is online then, and until when that stays so. A client's history
+is a function of seed and client alone, made as far as somebody looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, Protocol
+
+from fedasync.simulation.laws import Exponential, Law
+from fedasync.simulation.streams import Stream
+
+
+class Presence(Protocol):
+    """Realised availability of one population."""
+
+    def __call__(self, client: int, now: float) -> tuple[bool, float]:
+        """Online at ``now``?, and the time (> now) at which that changes, infinite if it never does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Always:
+    """Every client is online for ever."""
+
+    kind: Literal["always"] = "always"
+
+    def presence(self, clients: int, seed: int) -> Presence | None:
+        return None
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """Each client is online for a time drawn from ``on_s``, offline for one from ``off_s``, and so on.
+
+    It starts online with probability E[on] / (E[on] + E[off]); the first period counts from time 0 (exact for
+    exponential laws, which are the default reading of a renewal process).
+    """
+
+    on_s: Law = Exponential(3600.0)
+    off_s: Law = Exponential(3600.0)
+    kind: Literal["on_off"] = "on_off"
+
+    def __post_init__(self) -> None:
+        if self.on_s.mean <= 0 or self.off_s.mean <= 0:
+            raise ValueError("on_off: on_s and off_s must have means > 0")
+
+    def presence(self, clients: int, seed: int) -> Presence:
+        return _Renewal(self, Stream(seed, "availability"))
+
+
+class _Renewal:
+    def __init__(self, law: OnOff, stream: Stream) -> None:
+        self._laws = (law.on_s, law.off_s)
+        self._share_on = law.on_s.mean / (law.on_s.mean + law.off_s.mean)
+        self._stream = stream
+        self._changes: dict[int, list[float]] = {}
+
+    def __call__(self, client: int, now: float) -> tuple[bool, float]:
+        starts_on = self._stream.uniform(client) < self._share_on
+        changes = self._changes.setdefault(client, [])
+        while not changes or changes[-1] <= now:
+            period = len(changes)
+            law = self._laws[(period + (not starts_on)) % 2]
+            changes.append((changes[-1] if changes else 0.0) + law.quantile(self._stream.uniform(client, period + 1)))
+        period = bisect_right(changes, now)
+        return (period % 2 == 0) == starts_on, changes[period]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Explicit times: for each client the [start, end) pairs, in seconds and in order, in which it is online.
+
+    With ``cycle_s`` the whole pattern repeats.
+    """
+
+    intervals: tuple[tuple[tuple[float, float], ...], ...]
+    cycle_s: float | None = None
+    kind: Literal["intervals"] = "intervals"
+
+    def __post_init__(self) -> None:
+        for client, pairs in enumerate(self.intervals):
+            last = 0.0
+            for start, end in pairs:
+                if not last <= start < end < inf:
+                    raise ValueError(
+                        f"intervals: client {client}: [{start}, {end}] must have 0 ≤ start < end, "
+                        f"be finite, and come after {last:g}"
+                    )
+                last = end
+            if self.cycle_s is not None and last > self.cycle_s:
+                raise ValueError(
+                    f"intervals: client {client} is online until {last:g} s, beyond cycle_s = {self.cycle_s}"
+                )
+        if self.cycle_s is not None and not 0 < self.cycle_s < inf:
+            raise ValueError(f"intervals: cycle_s must be > 0 and finite, got {self.cycle_s}")
+
+    def presence(self, clients: int, seed: int) -> Presence:
+        if len(self.intervals) != clients:
+            raise ValueError(
+                f"intervals: {len(self.intervals)} lists of times for {clients} clients; one each would do"
+            )
+        return _Calendar(self)
+
+
+class _Calendar:
+    def __init__(self, plan: Intervals) -> None:
+        self._cycle_s = plan.cycle_s
+        turns = (0.0,) if plan.cycle_s is None else (0.0, plan.cycle_s)  # two, so that a period may span the turn
+        self._changes = [
+            _merged([(start + turn, end + turn) for turn in turns for start, end in pairs]) for pairs in plan.intervals
+        ]
+
+    def __call__(self, client: int, now: float) -> tuple[bool, float]:
+        changes = self._changes[client]
+        if self._cycle_s is None:
+            place = bisect_right(changes, now)
+            return place % 2 == 1, changes[place] if place < len(changes) else inf
+        if not changes or changes == [0.0, 2 * self._cycle_s]:
+            return bool(changes), inf
+        turn = now // self._cycle_s * self._cycle_s
+        place = bisect_right(changes, now - turn)
+        return place % 2 == 1, turn + changes[place]
+
+
+def _merged(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """Change times off→on→off…, with intervals that touch joined."""
+    changes: list[float] = []
+    for start, end in pairs:
+        if changes and changes[-1] == start:
+            changes[-1] = end
+        else:
+            changes += [start, end]
+    return changes
+
+
+Availability = Always | OnOff | Intervals

@@ -1,0 +1,243 @@
+"""Laws of durations, speeds and sizes, each given by its quantile function Q(u).
+
+A draw is Q at a uniform number, so one uniform stream serves every law, and a law of another shape keeps the order of
+the clients' luck. Units are those of the field that holds the law (``duration_s``, ``uplink_bytes_per_second``).
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, inf, isfinite, log, pi, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal
+
+_normal_quantile = NormalDist().inv_cdf
+
+
+def _check(law: str, name: str, value: float, *, above: float = 0.0, or_equal: bool = False) -> None:
+    if not (isfinite(value) and (value > above or (or_equal and value == above))):
+        sign = "≥" if or_equal else ">"
+        raise ValueError(f"{law}: {name} must be {sign} {above:g} and finite, got {value}")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always ``value``."""
+
+    value: float
+    kind: Literal["constant"] = "constant"
+
+    def __post_init__(self) -> None:
+        _check("constant", "value", self.value, or_equal=True)
+
+    def quantile(self, u: float) -> float:
+        return self.value
+
+    @property
+    def mean(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Values:
+    """An explicit list: entry i belongs to client i, or (``by = "lease"``) to the i-th lease given out, cyclically.
+
+    As a law of its own (``quantile``) the list is an empirical distribution.
+    """
+
+    values: tuple[float, ...]
+    by: Literal["client", "lease"] = "client"
+    kind: Literal["values"] = "values"
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values: the list is empty; at least one number is needed")
+        for value in self.values:
+            _check("values", "each entry", value, or_equal=True)
+
+    @cached_property
+    def _ordered(self) -> list[float]:
+        return sorted(self.values)
+
+    def quantile(self, u: float) -> float:
+        return self._ordered[int(u * len(self._ordered))]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform between ``low`` and ``high``."""
+
+    low: float
+    high: float
+    kind: Literal["uniform"] = "uniform"
+
+    def __post_init__(self) -> None:
+        _check("uniform", "low", self.low, or_equal=True)
+        _check("uniform", "high", self.high, above=self.low, or_equal=True)
+
+    def quantile(self, u: float) -> float:
+        return self.low + (self.high - self.low) * u
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Exponential with the given mean (not rate)."""
+
+    mean: float
+    kind: Literal["exponential"] = "exponential"
+
+    def __post_init__(self) -> None:
+        _check("exponential", "mean", self.mean)
+
+    def quantile(self, u: float) -> float:
+        return -self.mean * log(1.0 - u)
+
+
+@dataclass(frozen=True)
+class ShiftedExponential:
+    """``shift`` plus an exponential of mean ``scale``."""
+
+    shift: float
+    scale: float
+    kind: Literal["shifted_exponential"] = "shifted_exponential"
+
+    def __post_init__(self) -> None:
+        _check("shifted_exponential", "shift", self.shift, or_equal=True)
+        _check("shifted_exponential", "scale", self.scale)
+
+    def quantile(self, u: float) -> float:
+        return self.shift - self.scale * log(1.0 - u)
+
+    @property
+    def mean(self) -> float:
+        return self.shift + self.scale
+
+
+@dataclass(frozen=True)
+class HalfNormal:
+    """``minimum`` + |N(0, sd)|."""
+
+    sd: float
+    minimum: float = 0.0
+    kind: Literal["half_normal"] = "half_normal"
+
+    def __post_init__(self) -> None:
+        _check("half_normal", "sd", self.sd)
+        _check("half_normal", "minimum", self.minimum, or_equal=True)
+
+    def quantile(self, u: float) -> float:
+        return self.minimum + self.sd * _normal_quantile((1.0 + u) / 2.0)
+
+    @property
+    def mean(self) -> float:
+        return self.minimum + self.sd * sqrt(2.0 / pi)
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Lognormal with the given mean; ``sigma`` is the standard deviation of the logarithm."""
+
+    mean: float
+    sigma: float
+    kind: Literal["lognormal"] = "lognormal"
+
+    def __post_init__(self) -> None:
+        _check("lognormal", "mean", self.mean)
+        _check("lognormal", "sigma", self.sigma, or_equal=True)
+
+    def quantile(self, u: float) -> float:
+        return self.mean * exp(self.sigma * _normal_quantile(u) - self.sigma * self.sigma / 2.0)
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """P(T > t) = (minimum / t)^alpha for t ≥ minimum, cut at ``cap`` if one is given. alpha ≤ 1 needs a cap."""
+
+    minimum: float
+    alpha: float
+    cap: float | None = None
+    kind: Literal["pareto"] = "pareto"
+
+    def __post_init__(self) -> None:
+        _check("pareto", "minimum", self.minimum)
+        _check("pareto", "alpha", self.alpha)
+        if self.cap is not None:
+            _check("pareto", "cap", self.cap, above=self.minimum, or_equal=True)
+        elif self.alpha <= 1:
+            raise ValueError(f"pareto: alpha = {self.alpha} has no finite mean; alpha > 1, or a cap, would do")
+
+    def quantile(self, u: float) -> float:
+        value: float = self.minimum * (1.0 - u) ** (-1.0 / self.alpha)
+        return value if self.cap is None else min(value, self.cap)
+
+    @property
+    def mean(self) -> float:
+        """Mean, of the cut law when there is a cap."""
+        a, low = self.alpha, self.minimum
+        if self.cap is None:
+            return a * low / (a - 1.0)
+        if a == 1:
+            return low * (1.0 + log(self.cap / low))
+        return float(low * (a - (low / self.cap) ** (a - 1.0)) / (a - 1.0))
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Values of one column of a CSV file with a header row, times ``scale``, each as likely as the others."""
+
+    file: str
+    column: str
+    scale: float = 1.0
+    kind: Literal["empirical"] = "empirical"
+
+    def __post_init__(self) -> None:
+        _check("empirical", "scale", self.scale)
+        _ = self._ordered  # an unreadable file is an error now, not in the middle of a run
+
+    @cached_property
+    def _ordered(self) -> list[float]:
+        try:
+            with Path(self.file).open(newline="", encoding="utf-8") as file:
+                rows = csv.DictReader(file)
+                header = rows.fieldnames or []
+                if self.column not in header:
+                    raise ValueError(
+                        f"empirical: {self.file} has no column {self.column!r}; it has {', '.join(header)}"
+                    )
+                values = [self._number(row[self.column], rows.line_num) for row in rows]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ValueError(f"empirical: {self.file} cannot be read: {reason}") from None
+        if not values:
+            raise ValueError(f"empirical: {self.file} has no rows")
+        return sorted(values)
+
+    def _number(self, text: str | None, line: int) -> float:
+        try:
+            value = float(text or "") * self.scale
+        except ValueError:
+            value = -inf
+        if not 0 <= value < inf:
+            raise ValueError(f"empirical: {self.file}, line {line}, column {self.column!r}: {text!r} is no number ≥ 0")
+        return value
+
+    def quantile(self, u: float) -> float:
+        return self._ordered[int(u * len(self._ordered))]
+
+    @property
+    def mean(self) -> float:
+        return sum(self._ordered) / len(self._ordered)
+
+
+Law = Constant | Values | Uniform | Exponential | ShiftedExponential | HalfNormal | Lognormal | Pareto | Empirical

@@ -1,0 +1,70 @@
+"""Which client gets the next lease."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+from typing import Literal
+
+from fedasync.simulation.availability import Presence
+from fedasync.simulation.streams import Stream
+
+Selection = Literal["random_idle", "same_client"]
+"""A uniformly random idle client that is online; or the client that became free longest ago, before any that has not
+worked yet (so that a population larger than the concurrency keeps its first clients: always-on workers)."""
+
+
+class IdleClients:
+    """The clients without a lease: one in, one out, at a cost independent of their number.
+
+    A client found offline sleeps aside until it is online again, so that no client is looked at twice in a period.
+    """
+
+    def __init__(self, count: int, selection: Selection, presence: Presence | None, seed: int) -> None:
+        self._random = selection == "random_idle"
+        self._idle = list(range(count)) if self._random else []
+        self._freed: deque[int] = deque()
+        self._fresh = iter(range(0 if self._random else count))
+        self._presence = presence
+        self._asleep: list[tuple[float, int]] = []
+        self._stream = Stream(seed, "selection")
+        self._draws = 0
+
+    def free(self, client: int) -> None:
+        """The client has no lease any more."""
+        if self._random:
+            self._idle.append(client)
+        else:
+            self._freed.append(client)
+
+    def take(self, now: float) -> int | None:
+        """An idle client that is online now, or None."""
+        while self._asleep and self._asleep[0][0] <= now:
+            self.free(heappop(self._asleep)[1])
+        while (client := self._next()) is not None:
+            if self._presence is None:
+                return client
+            online, until = self._presence(client, now)
+            if online:
+                return client
+            heappush(self._asleep, (until, client))
+        return None
+
+    @property
+    def next_awake_s(self) -> float:
+        """When the next of the clients found offline is back (infinite: none ever)."""
+        return self._asleep[0][0] if self._asleep else inf
+
+    def _next(self) -> int | None:
+        if not self._random:
+            return self._freed.popleft() if self._freed else next(self._fresh, None)
+        if not self._idle:
+            return None
+        place = self._stream.bits(self._draws) % len(self._idle)
+        self._draws += 1
+        last = self._idle.pop()
+        if place == len(self._idle):
+            return last
+        chosen, self._idle[place] = self._idle[place], last
+        return chosen

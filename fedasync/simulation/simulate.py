@@ -1,0 +1,153 @@
+"""Simulate one run: a strategy on a population, with or without a model that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedasync.core import Strategy
+from fedasync.runs.measures import (
+    event_table,
+    last_and_best,
+    last_version_s,
+    lease_table,
+    staleness,
+    targets,
+    utilisation,
+)
+from fedasync.runs.run import Run
+from fedasync.runs.verdicts import verdicts
+from fedasync.simulation.closed_forms import closed_forms
+from fedasync.simulation.federated import Evaluations, FederatedSimulation, Settings
+from fedasync.simulation.learning import Learner, WorkloadError
+from fedasync.simulation.population import Clients, Population
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from fedasync.workloads.protocol import Workload
+
+
+def simulate(
+    strategy: Strategy,
+    population: Population,
+    workload: Workload | None = None,
+    settings: Settings | None = None,
+    *,
+    seed: int = 0,
+    target: Mapping[str, float] | None = None,
+    name: str | None = None,
+    study: str = "",
+    labels: Mapping[str, str] | None = None,
+    config: dict[str, Any] | None = None,
+    **limits: Any,
+) -> Run:
+    """Run a strategy under the virtual clock.
+
+    Without a workload only times are simulated. ``target`` maps metrics to the values whose first crossing is looked
+    for. Instead of ``settings`` its fields may be given as keywords (``time_s=600, evaluate_every_s=10``). The same
+    arguments give the same log and the same weights, byte for byte.
+
+    Raises ValueError when the parts do not fit together, WorkloadError when the workload raises, and
+    NothingAcceptedError when the run can make no progress.
+    """
+    settings = Settings(**limits) if settings is None else settings
+    clients = _clients(population, workload, seed)
+    _check(strategy, clients, settings)
+    learner = None if workload is None else Learner(strategy, workload, seed)
+    simulation = FederatedSimulation(strategy, clients, settings, seed, learner)
+    end_s = simulation.run()
+    events, metrics = event_table(simulation.log), metric_table(simulation.evaluations)
+    leases = lease_table(events, end_s)
+    coordinator = simulation.coordinator
+    ledger = coordinator.ledger.as_dict()
+    slots = strategy.admission.most_in_flight
+    last, best = last_and_best(metrics)
+    summary = {
+        "run_id": name or f"{strategy.name}-seed{seed}",
+        "study": study,
+        "seed": seed,
+        "labels": dict(labels or {}),
+        "strategy": strategy.name,
+        "timing_only": workload is None,
+        "time_s": end_s,
+        "ended": simulation.ended,
+        "versions": coordinator.version,
+        "admitted": coordinator.ledger.admitted,
+        "consumed": coordinator.ledger.consumed,
+        "ledger": ledger,
+        "verdicts": [asdict(v) for v in verdicts(events, leases, ledger, end_s, slots, strategy.max_staleness)],
+        "staleness": staleness(events),
+        "utilisation": utilisation(leases, slots, end_s, simulation.server_busy_s),
+        "targets": targets(metrics, events, target or {}),
+        "final": last,
+        "best": best,
+        "unfit": [asdict(unfit) for unfit in simulation.unfit[:100]],
+        "unfit_total": len(simulation.unfit),
+        "last_version_s": last_version_s(events),
+    }
+    found = closed_forms(strategy, clients, settings, workload, summary, metrics)
+    summary["closed_forms"] = [asdict(form) for form in found]
+    model = None if learner is None else learner.server.model
+    resolved = config if config is not None else _describe(strategy, population, settings, seed)
+    return Run(resolved, summary, {"events": events, "metrics": metrics}, model)
+
+
+def metric_table(evaluations: Evaluations) -> pl.DataFrame:
+    """The evaluations as a table: time_s, version, name, value."""
+    import polars as pl
+
+    return pl.DataFrame(
+        {
+            "time_s": np.array(evaluations.time_s, np.float64),
+            "version": np.array(evaluations.version, np.int64),
+            "name": pl.Series(evaluations.name, dtype=pl.String),
+            "value": np.array(evaluations.value, np.float64),
+        }
+    )
+
+
+def _clients(population: Population, workload: Workload | None, seed: int) -> Clients:
+    if workload is None:
+        return Clients(population, seed)
+    try:
+        samples = workload.client_samples()
+        model_bytes = None
+        if population.has_network and population.model_bytes is None:
+            model = workload.initial_model(seed)
+            carried = 0 if model.integers is None else model.integers.nbytes
+            model_bytes = int(model.values.nbytes + carried)
+    except Exception as error:
+        raise WorkloadError(f"the workload raised {type(error).__name__}: {error}") from error
+    return Clients(population, seed, samples, model_bytes)
+
+
+def _check(strategy: Strategy, clients: Clients, settings: Settings) -> None:
+    """Refuse what could never make progress, or never end."""
+    if (refusal := strategy.refusal(clients.count)) is not None:
+        raise ValueError(refusal)
+    if settings.updates is not None and settings.updates < strategy.first_step_needs:
+        raise ValueError(
+            f"strategy {strategy.name!r} makes its first version from {strategy.first_step_needs} contributions, "
+            f"which a run of updates = {settings.updates} can never reach"
+        )
+    if clients.population.crash_probability > 0 and strategy.lease_timeout_s is None:
+        raise ValueError(
+            f"crash_probability = {clients.population.crash_probability}: a crashed client never answers, and strategy "
+            f"{strategy.name!r} would wait for ever; give it a lease_timeout_s"
+        )
+    takes_no_time = clients.is_instant and settings.server_step_s == 0
+    if takes_no_time and settings.updates is None and settings.versions is None:
+        raise ValueError("all work takes 0 s, so time_s is never reached: give updates or versions as the run's end")
+
+
+def _describe(strategy: Strategy, population: Population, settings: Settings, seed: int) -> dict[str, Any]:
+    return {
+        "strategy": asdict(strategy),
+        "population": asdict(population),
+        "run": asdict(settings),
+        "seed": seed,
+    }

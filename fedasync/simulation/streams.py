@@ -1,0 +1,45 @@
+"""Random numbers by name: the b-th draw of client a on a stream is a function of (seed, stream, a, b).
+
+No generator is kept and nothing is consumed, so compared strategies meet the same clients and the same luck (common
+random numbers), a new stream moves no other, and a simulation has no random state to save.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MASK = (1 << 64) - 1
+
+
+class Stream:
+    """Uniform numbers keyed by two integers ≥ 0.
+
+    The key comes from numpy's SeedSequence, spawned from the study's seed by the stream's name; the draw is two rounds
+    of the SplitMix64 finaliser (Steele, Lea & Flood 2014, with Stafford's constants) over key and indices.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, seed: int, name: str) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be an integer ≥ 0, got {seed}")
+        sequence = np.random.SeedSequence(seed, spawn_key=tuple(name.encode()))
+        self._key = int(sequence.generate_state(1, np.uint64)[0])
+
+    def bits(self, a: int, b: int = 0) -> int:
+        """64 random bits."""
+        z = (self._key + a * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z = ((z ^ (z >> 31)) + (b + 1) * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    def uniform(self, a: int, b: int = 0) -> float:
+        """A number in the open interval (0, 1)."""
+        return ((self.bits(a, b) >> 12) + 0.5) * 2.0**-52
+
+    def seed(self, a: int, b: int = 0) -> int:
+        """A seed for a generator: 0 ≤ seed < 2^63."""
+        return self.bits(a, b) >> 1

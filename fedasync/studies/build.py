@@ -1,0 +1,96 @@
+"""From a run's configuration to the objects that run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedasync.core import Strategy
+from fedasync.simulation import Population, Settings
+from fedasync.strategies import STRATEGIES
+from fedasync.studies.errors import StudyError, did_you_mean, parse
+from fedasync.workloads import Digits, Quadratic, Workload
+
+WORKLOADS = {"digits": Digits, "quadratic": Quadratic}
+"""``kind`` in a study file → class."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What ``simulate`` takes; ``workload`` makes a workload for the run's seed, or is None for timing only."""
+
+    strategy: Strategy
+    population: Population
+    settings: Settings
+    workload: Callable[[], Workload] | None
+    sources: tuple[object, ...]
+    """The functions or classes that a user may have written: the strategy's and the workload's."""
+
+
+def build(config: dict[str, Any], where: str) -> Parts:
+    """Read a run's configuration. Raises StudyError; a workload is checked only when it is made."""
+    for table in ("strategy", "population", "run"):
+        if table not in config:
+            raise StudyError(f"{where}: the table [{table}] is missing")
+    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
+    strategy = _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
+    population = parse(Population, config["population"], f"{where}: population")
+    settings = parse(Settings, config["run"], f"{where}: run")
+    if "workload" not in config:
+        return Parts(strategy, population, settings, None, (row,))
+    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
+    workload = _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
+    return Parts(strategy, population, settings, workload, (row, kind))
+
+
+def _without(table: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
+
+
+def _strategy(make: Callable[..., Any], table: dict[str, Any], where: str) -> Strategy:
+    strategy = parse(make, table, where)
+    if not isinstance(strategy, Strategy):
+        raise StudyError(f"{where}: {make.__name__} returned {type(strategy).__name__}; a Strategy would do")
+    return strategy
+
+
+def _workload(make: Callable[..., Any], table: dict[str, Any], seed: int, where: str) -> Callable[[], Workload]:
+    if "seed" in inspect.signature(make).parameters:
+        table = {"seed": seed, **table}
+
+    def workload() -> Workload:
+        try:
+            made: Workload = parse(make, table, where)
+        except ImportError as error:
+            raise StudyError(f"{where}: {error}") from None
+        missing = [name for name in ("client_samples", "initial_model", "train", "evaluate") if not hasattr(made, name)]
+        if missing:
+            raise StudyError(f"{where}: {make.__name__} is no workload: it has no {', no '.join(missing)}")
+        return made
+
+    return workload
+
+
+def _named(name: object, known: Mapping[str, Callable[..., Any]], where: str) -> Callable[..., Any]:
+    """A built-in by its name, or the user's own by its dotted path."""
+    if not isinstance(name, str):
+        got = "this key is missing" if name is None else f"got {name!r}"
+        raise StudyError(f"{where}: {got}; one of {', '.join(known)}, or a dotted path such as my_module.my_name")
+    if name in known:
+        return known[name]
+    module_name, dot, attribute = name.rpartition(".")
+    if not dot:
+        raise StudyError(f"{where}: unknown name {name!r}{did_you_mean(name, known)}")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise StudyError(f"{where}: {name!r}: {error}") from None
+    except AttributeError:
+        raise StudyError(f"{where}: {name!r}: module {module_name} has no {attribute}") from None
+    if not callable(found):
+        raise StudyError(f"{where}: {name!r} is no class and no function")
+    make: Callable[..., Any] = found
+    return make

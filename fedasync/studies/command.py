@@ -1,0 +1,138 @@
+"""What the commands ``sim``, ``list`` and ``plot`` do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import fedasync
+from fedasync.report import readable_table, rich_table
+from fedasync.studies import store
+from fedasync.studies.errors import StudyError, did_you_mean
+from fedasync.studies.execute import Job, Outcome, execute, jobs, processes_by_default
+from fedasync.studies.publish import describe, publish, recall, remember
+from fedasync.studies.study import load
+
+MOST_LINES = 5
+"""Failures told one by one; the rest is counted."""
+
+
+def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: int | None, out: Path | None) -> int:
+    """Run and publish a study; the exit status: 0, 1 when a run failed or met something unfit, 130 after Ctrl-C."""
+    console, complaints = Console(), Console(stderr=True, soft_wrap=True)
+    path = find(name)
+    study = load(path, changes, seeds)
+    folder = out or Path("results") / study.name
+    all_jobs = jobs(study, folder)
+    store.sweep(folder / "runs")
+    waiting = [job for job in all_jobs if not store.is_finished(job.folder)]
+    description = describe(study, [job.folder for job in all_jobs], _command(name, changes, seeds))
+    remember(folder, description)
+    count = processes or processes_by_default()
+    console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(all_jobs)} runs, {_done(all_jobs, waiting)})")
+    try:
+        outcomes = _execute(waiting, count, console)
+    except KeyboardInterrupt:
+        finished = sum(store.is_finished(job.folder) for job in all_jobs)
+        complaints.print(
+            f"interrupted: {finished} of {len(all_jobs)} runs are finished; the same command goes on from there"
+        )
+        return 130
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    warnings = [outcome.warning for outcome in outcomes if outcome.warning]
+    _tell(errors + warnings, complaints)
+    if len(errors) < len(all_jobs):
+        runs, report, written = publish(folder, description)
+        console.print(rich_table(readable_table(runs, report)))
+        _list_files(folder, written, console)
+    return 1 if errors or warnings else 0
+
+
+def draw(folder: Path) -> None:
+    """Write table and figures of a study's folder again."""
+    console = Console()
+    _, _, written = publish(folder, recall(folder))
+    _list_files(folder, written, console)
+
+
+def list_studies() -> None:
+    """Print the studies that can be named."""
+    table = Table("name", "runs", "title", "file")
+    for path in _studies().values():
+        try:
+            study = load(path)
+            table.add_row(study.name, str(sum(1 for _ in study.plans())), escape(study.header.title), str(path))
+        except StudyError as error:
+            table.add_row(path.stem, "?", escape(str(error)), str(path))
+    Console().print(table)
+
+
+def find(name: str) -> Path:
+    """A study file by its path or name. Raises StudyError."""
+    path = Path(name)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        return path
+    known = _studies()
+    if name not in known:
+        raise StudyError(f"no study is called {name!r}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _studies() -> dict[str, Path]:
+    """Studies of the working directory's sims/ before those that came with the package."""
+    package = Path(fedasync.__file__).parent
+    found: dict[str, Path] = {}
+    for folder in (Path("sims"), package.parent / "sims", package / "shipped_sims"):
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def _execute(waiting: Sequence[Job], processes: int, console: Console) -> list[Outcome]:
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
+    outcomes = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("runs", total=len(waiting))
+        for outcome in execute(waiting, processes):
+            outcomes.append(outcome)
+            progress.advance(task)
+    return outcomes
+
+
+def _done(all_jobs: Sequence[Job], waiting: Sequence[Job]) -> str:
+    finished = len(all_jobs) - len(waiting)
+    return f"{finished} finished before" if finished else "none finished before"
+
+
+def _tell(lines: Sequence[str], complaints: Console) -> None:
+    for line in lines[:MOST_LINES]:
+        complaints.print(f"fedasync: {line}", markup=False, highlight=False)
+    if len(lines) > MOST_LINES:
+        complaints.print(f"fedasync: and {len(lines) - MOST_LINES} more runs with errors or warnings")
+
+
+def _list_files(folder: Path, written: Sequence[Path], console: Console) -> None:
+    names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")
+    console.print(f"{folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _command(name: str, changes: Sequence[str], seeds: int | None) -> str:
+    words = ["fedasync", "sim", name]
+    for change in changes:
+        words += ["--set", change]
+    if seeds is not None:
+        words += ["--seeds", str(seeds)]
+    return shlex.join(words)

@@ -1,0 +1,148 @@
+"""Errors of configuration: one line that says what, where, which value, and what would be accepted."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
+from inspect import Parameter, signature
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+class StudyError(ValueError):
+    """A study cannot be run as it is written; the message is for the user, on one line."""
+
+
+def parse(target: Any, table: object, where: str) -> Any:
+    """Validate a TOML value against a type, or against the signature of a function, which is then called.
+
+    Types are taken strictly (no text for a number) and no unknown key is accepted. ``where`` is the place of the value
+    in its file, for the message of the StudyError.
+    """
+    _demand_kinds(target, table, where)
+    try:
+        return TypeAdapter(_callable(target)).validate_json(json.dumps(table), strict=True, extra="forbid")
+    except ValidationError as error:
+        raise StudyError(_first_line(error, target, where)) from None
+    except ValueError as error:  # raised by the function that was called
+        raise StudyError(f"{where}: {error}") from None
+
+
+def _callable(target: Any) -> Any:
+    """A plain class as the function that makes it, so that its signature is what is validated."""
+    if not inspect.isclass(target) or is_dataclass(target):
+        return target
+
+    def make(**keys: Any) -> Any:
+        return target(**keys)
+
+    make.__name__ = target.__name__
+    make.__signature__ = signature(target)  # type: ignore[attr-defined]
+    make.__annotations__ = _hints(target)
+    return make
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "; known: a, b, c", with the likeliest first."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return (f"; did you mean {close[0]!r}?" if close else "") + f" (known: {', '.join(known)})"
+
+
+def _first_line(error: ValidationError, target: Any, where: str) -> str:
+    errors = _without_other_kinds(error.errors())
+    first = min(errors, key=lambda e: e["type"] not in _UNKNOWN)  # a misspelt key is also a missing one
+    # Branches of a union carry the class's name in the location: users see keys only.
+    place = ".".join([where, *(str(part) for part in first["loc"] if _is_key(part))])
+    others = len({tuple(filter(_is_key, e["loc"])) for e in errors}) - 1
+    more = f" (and {others} more)" if others else ""
+    return f"{place}: {_text(first, target)}{more}"
+
+
+def _text(error: Any, target: Any) -> str:
+    kind = error["type"]
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind in _UNKNOWN:
+        inner = [_dataclasses(target).get(str(part)) for part in error["loc"] if not _is_key(part)]
+        return f"unknown key{did_you_mean(str(error['loc'][-1]), _keys(inner[-1] if inner and inner[-1] else target))}"
+    if "missing" in kind:
+        return "this key is missing"
+    got = "true" if error["input"] is True else "false" if error["input"] is False else json.dumps(error["input"])
+    if kind == "literal_error":
+        return f"got {got}; {error['ctx']['expected']} would do"
+    wanted = error["msg"].removeprefix("Input should be ").replace("a valid i", "an i").replace("a valid ", "a ")
+    wanted = wanted.replace("an object", "a table").replace("dictionary", "table").replace("a array", "a list")
+    return f"got {got}; {wanted} would do"
+
+
+def _keys(target: Any) -> list[str]:
+    """Names that a signature accepts, those of an unpacked TypedDict included."""
+    hints = _hints(target)
+    keys: list[str] = []
+    for name, parameter in signature(target).parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            keys += get_type_hints(get_args(hints[name])[0])
+        else:
+            keys.append(name)
+    return keys
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """Annotations of the keys that a function or a class takes."""
+    return get_type_hints(vars(target)["__init__"] if isinstance(target, type) else target)
+
+
+def _dataclasses(target: Any) -> dict[str, Any]:
+    """Every dataclass that the annotations of a type or function lead to, by name."""
+    found: dict[str, Any] = {}
+    waiting = [target]
+    while waiting:
+        item = waiting.pop()
+        if args := get_args(item):
+            waiting += args
+        elif callable(item) and (item is target or is_dataclass(item)) and getattr(item, "__name__", "") not in found:
+            found[getattr(item, "__name__", "")] = item
+            waiting += _hints(item).values()
+    return found
+
+
+def _is_key(part: object) -> bool:
+    return isinstance(part, int) or not str(part)[:1].isupper()
+
+
+def _demand_kinds(target: Any, value: object, place: str) -> None:
+    """Every table that one of several dataclasses could read must say which: ``kind = "..."``."""
+    if get_origin(target) is tuple and isinstance(value, list):
+        for index, item in enumerate(value):
+            _demand_kinds(get_args(target)[0], item, f"{place}.{index}")
+        return
+    if not isinstance(value, dict):
+        return
+    kinds = {_kind(member): member for member in get_args(target) if is_dataclass(member)}
+    if kinds:
+        if value.get("kind") not in kinds:
+            got = f"got {json.dumps(value['kind'])}" if "kind" in value else "this key is missing"
+            raise StudyError(f"{place}.kind: {got}; {', '.join(map(repr, kinds))} would do")
+        target = kinds[value["kind"]]
+    if callable(target) and get_origin(target) is None:
+        hints = _hints(target)
+        for key, item in value.items():
+            if key in hints:
+                _demand_kinds(hints[key], item, f"{place}.{key}")
+
+
+def _kind(member: Any) -> str:
+    return str(get_args(get_type_hints(member)["kind"])[0])
+
+
+def _without_other_kinds(errors: Sequence[Any]) -> list[Any]:
+    """A table is reported once for each member of a union: keep what concerns the kind that it names."""
+    other = {error["loc"][:-1] for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "kind"}
+    return [e for e in errors if not any(e["loc"][: len(branch)] == branch for branch in other)] or list(errors)

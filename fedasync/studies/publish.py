@@ -1,0 +1,110 @@
+"""A study's folder: what it was, its table and its figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedasync.report import Report, write_report
+from fedasync.runs.run import Run, write
+from fedasync.simulation import Population
+from fedasync.simulation.closed_forms import speedup_ceiling
+from fedasync.studies.errors import StudyError, parse
+from fedasync.studies.study import Study
+
+if TYPE_CHECKING:
+    import polars as pl
+
+STUDY = "study.json"
+
+
+def describe(study: Study, runs: Sequence[Path], command: str) -> dict[str, Any]:
+    """What ``publish`` needs to draw a study again, without the file that it came from."""
+    return {
+        "name": study.name,
+        "title": study.header.title,
+        "description": study.header.description,
+        "command": command,
+        "report": study.content.get("report", {}),
+        "runs": [folder.name for folder in runs],
+    }
+
+
+def remember(folder: Path, description: Mapping[str, Any]) -> None:
+    """Keep the description in the study's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / STUDY, (json.dumps(description, indent=1) + "\n").encode())
+
+
+def recall(folder: Path) -> dict[str, Any]:
+    """The description in a study's folder. Raises StudyError when there is none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / STUDY).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise StudyError(f"{folder}: no study here: {STUDY}: {getattr(error, 'strerror', None) or error}") from None
+    return found
+
+
+def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Report, list[Path]]:
+    """Write table and figures of the finished runs; the runs, the report asked for, and the files written.
+
+    Raises StudyError when no run has finished, or the report names what does not exist.
+    """
+    paths = [folder / "runs" / name for name in description["runs"]]
+    runs = [Run.load(path) for path in paths if (path / "summary.json").is_file()]
+    if not runs:
+        raise StudyError(f"{folder}: no run has finished, so there is nothing to draw")
+    report: Report = parse(Report, description["report"], f"{folder}: report")
+    tables = {"closed_forms": closed_form_table(runs)} if "closed_forms" in report.figures else {}
+    try:
+        written = write_report(
+            runs,
+            report,
+            folder,
+            description["command"],
+            description["title"],
+            ceilings=_ceilings(runs, report),
+            extra_tables=tables,
+        )
+    except ValueError as error:
+        raise StudyError(f"{folder}: {error}") from None
+    return runs, report, written
+
+
+def closed_form_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """Predicted beside measured, a row a point and closed form: mean over seeds, and its relative error."""
+    import polars as pl
+
+    rows = [{**run.labels, **form, "seed": run.seed} for run in runs for form in run.summary["closed_forms"]]
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.labels))
+    columns = [*axes, "name", "formula", "predicted"]
+    if not rows:
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
+    return (
+        pl.DataFrame(rows)
+        .group_by(columns, maintain_order=True)
+        .agg(
+            measured=pl.col("measured").mean(),
+            standard_error=pl.col("measured").std() / pl.len().sqrt(),
+            seeds=pl.len(),
+        )
+        .with_columns(relative_error=pl.col("measured") / pl.col("predicted") - 1)
+    )
+
+
+def _ceilings(runs: Sequence[Run], report: Report) -> dict[str, float] | None:
+    """E[max of n]/E[t] for each label of the x axis, where the law of the durations is the same for every lease."""
+    if report.x_axis is None or "speedup_by_axis" not in report.figures:
+        return None
+    found: dict[str, float] = {}
+    for run in runs:
+        label = run.labels[report.x_axis]
+        if label in found or run.labels.get(report.series) != report.baseline:
+            continue
+        population: Population = parse(Population, run.config["population"], str(run.folder))
+        cohort = run.config["strategy"].get("cohort")
+        if population.duration_s is not None and population.seconds_per_sample is None and cohort is not None:
+            found[label] = speedup_ceiling(population.duration_s, cohort)
+    return found

@@ -1,0 +1,87 @@
+"""The run store: one folder a run, found again by what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedasync.report import trace_events
+from fedasync.runs.run import SUMMARY, Run, write
+
+TRACE, ERROR = "trace.json", "error.log"
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    found = {}
+    for name in ("fedasync", "numpy", "scipy", "simpy", "polars", "torch", "scikit-learn"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs: Mapping[str, str]) -> str:
+    """A readable name that ends in a digest of configuration, input files and fedasync's version.
+
+    The same question has the same name, so a finished run is never made twice.
+    """
+    asked = {"config": config, "inputs": inputs, "fedasync": metadata.version("fedasync")}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
+    words = [re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-") for label in labels.values()]
+    return "_".join([*filter(None, words), f"seed{seed}", digest])[-120:]
+
+
+def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
+    """Digests of what a run reads beside its configuration: CSV files, and the source of a user's own objects."""
+    found = {}
+    for file in _files(config):
+        path = Path(file)
+        found[file] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+    for source in sources:
+        module = inspect.getmodule(source)
+        if module is None or module.__name__.split(".")[0] == "fedasync" or not getattr(module, "__file__", None):
+            continue
+        found[module.__name__] = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    return found
+
+
+def _files(value: object) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["file"]] if isinstance(value.get("file"), str) else []
+        return own + [file for item in value.values() for file in _files(item)]
+    if isinstance(value, list):
+        return [file for item in value for file in _files(item)]
+    return []
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / SUMMARY).is_file()
+
+
+def keep(run: Run, folder: Path) -> None:
+    """Write a run beside its place and move it there in one step: a folder is whole, or absent."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        run.save(partial)
+        write(partial / TRACE, json.dumps(trace_events(run.events), separators=(",", ":")).encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def sweep(runs: Path) -> None:
+    """Remove what killed processes left half-written."""
+    for partial in runs.glob(".*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)

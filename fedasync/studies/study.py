@@ -1,0 +1,221 @@
+"""A study file: a base configuration, axes that vary it, seeds, targets, figures."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedasync.report import Report
+from fedasync.studies.errors import StudyError, did_you_mean, parse
+
+CONFIGURATION = ("run", "population", "workload", "strategy")
+"""Tables of a file that configure a run, and that axes and ``--set`` may change."""
+TABLES = ("study", *CONFIGURATION, "targets", "axis", "report")
+
+
+@dataclass(frozen=True)
+class Header:
+    """``[study]``: a title, what it asks, and the seeds (a number n means 0 … n − 1)."""
+
+    title: str
+    description: str = ""
+    seeds: int | tuple[int, ...] = 3
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seeds, int) and self.seeds < 1:
+            raise ValueError(f"seeds must be an integer ≥ 1 or a list, got {self.seeds}")
+        if not isinstance(self.seeds, int) and (not self.seeds or min(self.seeds) < 0):
+            raise ValueError(f"seeds must be integers ≥ 0, at least one, got {list(self.seeds)}")
+        if not isinstance(self.seeds, int) and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, got {list(self.seeds)}")
+
+    @property
+    def seed_list(self) -> list[int]:
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of an axis: its labels (axis name → label) and the values that it sets (dotted key → value)."""
+
+    labels: Mapping[str, str]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run to be made: where it stands in the study, its seed, and its whole configuration."""
+
+    labels: Mapping[str, str]
+    seed: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file, read and checked."""
+
+    name: str
+    path: Path
+    header: Header
+    base: dict[str, Any]
+    axes: tuple[tuple[Point, ...], ...]
+    targets: Mapping[str, float]
+    report: Report
+    content: Mapping[str, Any]
+    """The file as read."""
+
+    def plans(self) -> Iterator[RunPlan]:
+        """Every run of the study: the product of its axes, times the seeds."""
+        for points in itertools.product(*self.axes):
+            config = copy.deepcopy(self.base)
+            labels: dict[str, str] = {}
+            for point in points:
+                labels.update(point.labels)
+                for key, value in point.values.items():
+                    _set(config, key, copy.deepcopy(value), str(self.path))
+            for seed in self.header.seed_list:
+                yield RunPlan(labels, seed, {**config, "targets": dict(self.targets), "seed": seed})
+
+
+def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> Study:
+    """Read a study file. ``changes`` are ``dotted.key=value`` with a TOML value; ``seeds`` overrides their number.
+
+    Raises StudyError: file, key, what it got, what would be accepted.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{path} is not TOML: {error}") from None
+    for table, value in content.items():
+        if table not in TABLES:
+            raise StudyError(f"{path}: {table}: unknown table{did_you_mean(table, TABLES)}")
+        if not isinstance(value, list if table == "axis" else dict):
+            raise StudyError(
+                f"{path}: {table}: must be a table, written as {'[[axis]]' if table == 'axis' else [table]}"
+            )
+    header = dict(content.get("study", {}))
+    if seeds is not None:
+        header["seeds"] = seeds
+    base = {table: content[table] for table in CONFIGURATION if table in content}
+    axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
+    axes = _change(base, axes, changes)
+    names = [name for axis in axes for name in axis[0].labels]
+    if len(set(names)) < len(names):
+        raise StudyError(f"{path}: axis: two axes have the same name, among {', '.join(names)}")
+    report = parse(Report, content.get("report", {}), f"{path}: report")
+    labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
+    try:
+        report.check(labels)
+    except ValueError as error:
+        raise StudyError(f"{path}: {error}") from None
+    return Study(
+        path.stem,
+        path,
+        parse(Header, header, f"{path}: study"),
+        base,
+        axes,
+        parse(dict[str, float], content.get("targets", {}), f"{path}: targets"),
+        report,
+        content,
+    )
+
+
+def _axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
+    """Either ``key`` and ``values`` (one key), or ``points`` that set several keys together."""
+    where = f"{where} {table.get('name', number)}"
+    known = {"name", "key", "values", "labels", "points"}
+    for key in table:
+        if key not in known:
+            raise StudyError(f"{where}.{key}: unknown key{did_you_mean(key, known)}")
+    if ("points" in table) == ("values" in table):
+        raise StudyError(f"{where}: give either key and values, or points")
+    if "values" in table:
+        return _one_key(table, where)
+    names = table.get("name")
+    names = names if isinstance(names, list) else [names]
+    points = table["points"]
+    if not isinstance(points, list) or not points or not all(isinstance(n, str) for n in names):
+        raise StudyError(f"{where}: points is a list of tables, at least one, and name a text or a list of texts")
+    return tuple(_point(point, names, f"{where}, point {place}") for place, point in enumerate(points, 1))
+
+
+def _one_key(table: dict[str, Any], where: str) -> tuple[Point, ...]:
+    key, values = table.get("key"), table["values"]
+    if not isinstance(key, str) or not isinstance(values, list) or not values:
+        raise StudyError(f"{where}: key is a dotted key such as 'population.clients', values a list, at least one")
+    labels = table.get("labels", [str(value) for value in values])
+    if not isinstance(labels, list) or len(labels) != len(values) or not all(isinstance(x, str) for x in labels):
+        raise StudyError(f"{where}.labels: one text for each of the {len(values)} values would do, got {labels}")
+    name = table.get("name", key.rsplit(".", 1)[-1])
+    return tuple(Point({name: label}, {key: value}) for label, value in zip(labels, values, strict=True))
+
+
+def _point(point: Any, names: list[str], where: str) -> Point:
+    if not isinstance(point, dict) or "label" not in point:
+        raise StudyError(f"{where}: a table with a label would do, got {point}")
+    label = point["label"]
+    labels = label if isinstance(label, list) else [label]
+    if len(labels) != len(names) or not all(isinstance(x, str) for x in labels):
+        raise StudyError(f"{where}.label: {len(names)} text(s) for {', '.join(names)} would do, got {label!r}")
+    return Point(dict(zip(names, labels, strict=True)), _flat({k: v for k, v in point.items() if k != "label"}))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and what they set: a table that says its name or kind replaces what stands there, any other one is
+    looked into."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and not {"name", "kind"} & set(value):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _change(
+    base: dict[str, Any], axes: tuple[tuple[Point, ...], ...], changes: Sequence[str]
+) -> tuple[tuple[Point, ...], ...]:
+    """Apply ``--set`` options to the base, and to every point that sets the same table or key."""
+    for change in changes:
+        key, equals, text = change.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise StudyError(f"--set {change}: write it as dotted.key=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()  # a bare word is a text
+        if key.split(".")[0] not in CONFIGURATION:
+            raise StudyError(f"--set {change}: unknown table{did_you_mean(key.split('.')[0], CONFIGURATION)}")
+        _set(base, key, value, f"--set {change}")
+        axes = tuple(tuple(_changed(point, key, value, change) for point in axis) for axis in axes)
+    return axes
+
+
+def _changed(point: Point, key: str, value: Any, change: str) -> Point:
+    values = copy.deepcopy(dict(point.values))
+    for own in values:
+        if own == key or own.startswith(f"{key}."):
+            raise StudyError(f"--set {change}: an axis varies {own}; change the axis in the file")
+        if key.startswith(f"{own}.") and isinstance(values[own], dict):
+            _set(values[own], key.removeprefix(f"{own}."), value, f"--set {change}")
+    return Point(point.labels, values)
+
+
+def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    *path, last = key.split(".")
+    for depth, part in enumerate(path):
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise StudyError(f"{where}: {'.'.join(path[: depth + 1])} is no table, so {key} cannot be set")
+    tables[last] = value

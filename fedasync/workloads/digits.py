@@ -1,0 +1,84 @@
+"""Handwritten digits of 8 x 8 pixels: a real problem that trains in seconds and needs no download."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedasync.workloads.bounds import check_integer
+from fedasync.workloads.classification import Classification
+from fedasync.workloads.partition import Dirichlet, Partition
+from fedasync.workloads.training import LocalTraining
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+TEST_SAMPLES = 297
+
+
+class Digits(Classification):
+    """The ``load_digits`` data of scikit-learn: 1,797 images of ten digits, pixels scaled to 0 … 1.
+
+    297 images, the same in every run, are the test set; ``partition`` deals the other 1,500 to ``clients`` from
+    ``seed``. ``model`` is an MLP 64-``hidden``-10 or a CNN of two 3 x 3 convolutions (9,930 parameters).
+
+    Raises ValueError for parameters out of range and ImportError without torch and scikit-learn.
+    """
+
+    def __init__(
+        self,
+        clients: int = 50,
+        partition: Partition = Dirichlet(0.5),
+        model: Literal["mlp", "cnn"] = "mlp",
+        hidden: int = 32,
+        local: LocalTraining = LocalTraining(),
+        seed: int = 0,
+    ) -> None:
+        try:
+            import torch  # noqa: F401
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise ImportError(
+                f"the digits workload needs torch and scikit-learn ({error}): pip install 'fedasync[torch]'"
+            ) from error
+        check_integer("Digits: clients", clients, 1)
+        check_integer("Digits: hidden", hidden, 1)
+        check_integer("Digits: seed", seed, 0)
+        if model not in ("mlp", "cnn"):
+            raise ValueError(f"Digits: model must be 'mlp' or 'cnn', got {model!r}")
+        pixels, labels = load_digits(return_X_y=True)
+        pixels = (pixels / 16).astype(np.float32)
+        order = np.random.default_rng(0).permutation(len(labels))
+        test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
+        super().__init__(
+            pixels[train],
+            labels[train],
+            pixels[test],
+            labels[test],
+            partition.split(labels[train], clients, seed),
+            partial(_mlp, hidden) if model == "mlp" else _cnn,
+            local,
+        )
+
+
+def _mlp(hidden: int) -> Module:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+def _cnn() -> Module:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )

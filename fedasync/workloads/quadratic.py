@@ -1,0 +1,123 @@
+"""The oracle: a workload whose every result is known in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedasync.aggregation.model import Contribution, Model
+from fedasync.workloads.bounds import check_client, check_integer, check_real
+from fedasync.workloads.protocol import Task
+
+
+class Quadratic:
+    """A ``Workload``: client i pulls the model towards its centre, x = c_i + ρ·(w − c_i) + d.
+
+    That is local gradient flow on f_i(x) = ½‖x − c_i‖² for a time t with ρ = e^(−t) (ρ = 0: minimised exactly;
+    ρ = 1: no pull at all), and a constant ``drift`` d, the bias of a client that stops elsewhere. A task with
+    proximal weight μ flows for the same time on f_i(x) + (μ/2)‖x − w‖², whose minimum is
+    m = (c_i + μ·w)/(1 + μ): x = m + ρ^(1+μ)·(w − m) + d. With μ = 0 that is the map above.
+
+    With weights p_i a step of FedAvg takes w to c̄ + ρ·(w − c̄) + d, c̄ = Σ p_i·c_i: the distance to the fixed point
+    c̄ + d/(1 − ρ) shrinks by ρ a round.
+
+    Parameters
+    ----------
+    clients : number of clients.
+    centres : one number per client, the same in all dimensions; None draws normal ones from ``seed``.
+    centre_spread : standard deviation of drawn centres, whose mean is 0.
+    contraction : ρ, from 0 to 1.
+    drift : d.
+    start : every coordinate of version 0.
+    dimensions : length P of the model, a single tensor ``w``.
+    samples : n_k, one per client; None means 1 each.
+    dtype : dtype of the model, in which ``train`` computes. Metrics are computed in float64.
+    seed : of the drawn centres.
+
+    Raises ValueError for parameters out of range.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        centres: tuple[float, ...] | None = None,
+        centre_spread: float = 1.0,
+        contraction: float = 0.5,
+        drift: float = 0.0,
+        start: float = 0.0,
+        dimensions: int = 1,
+        samples: tuple[int, ...] | None = None,
+        dtype: Literal["float32", "float64"] = "float64",
+        seed: int = 0,
+    ) -> None:
+        check_integer("Quadratic: clients", clients, 1)
+        check_real("Quadratic: centre_spread", centre_spread, 0)
+        check_real("Quadratic: contraction", contraction, 0, 1)
+        check_real("Quadratic: drift", drift, -np.inf)
+        check_real("Quadratic: start", start, -np.inf)
+        check_integer("Quadratic: dimensions", dimensions, 1)
+        check_integer("Quadratic: seed", seed, 0)
+        if dtype not in ("float32", "float64"):
+            raise ValueError(f"Quadratic: dtype must be 'float32' or 'float64', got {dtype!r}")
+        for name, given in (("centres", centres), ("samples", samples)):
+            if given is not None and len(given) != clients:
+                raise ValueError(f"Quadratic: {name} must have one number per client, {clients}, got {len(given)}")
+        for client, count in enumerate(samples or ()):
+            check_integer(f"Quadratic: samples[{client}]", count, 1)
+        for client, centre in enumerate(centres or ()):
+            check_real(f"Quadratic: centres[{client}]", centre, -np.inf)
+        self.contraction = contraction
+        self.drift = drift
+        self.start = start
+        self._samples = (1,) * clients if samples is None else tuple(samples)
+        if centres is None:
+            stream = np.random.SeedSequence(seed, spawn_key=tuple(b"centres"))
+            drawn = np.random.default_rng(stream).standard_normal((clients, dimensions)) * centre_spread
+        else:
+            drawn = np.repeat(np.array(centres, dtype=np.float64)[:, None], dimensions, axis=1)
+        self.centres = drawn.astype(dtype)
+        """c_i as an array [clients, dimensions] of ``dtype``."""
+        exact = self.centres.astype(np.float64)
+        self._mean = exact.mean(axis=0)
+        self._variance = float(exact.var(axis=0).mean())
+
+    def client_samples(self) -> Sequence[int]:
+        return self._samples
+
+    def initial_model(self, seed: int) -> Model:
+        """``start`` in every coordinate, whatever the seed."""
+        import torch
+
+        centre = torch.from_numpy(self.centres[0])
+        return Model.from_tensors({"w": torch.full_like(centre, self.start)})
+
+    def train(self, task: Task) -> Contribution:
+        """The map of the class docstring, in the dtype of the model."""
+        import torch
+
+        check_client(task.client, len(self._samples))
+        w = task.model.values
+        centre = torch.from_numpy(self.centres[task.client])
+        if w.shape != centre.shape or w.dtype != centre.dtype:
+            raise ValueError(
+                f"the model must be {centre.dtype} of shape {list(centre.shape)},"
+                f" got {w.dtype} of shape {list(w.shape)}"
+            )
+        minimum, rho = centre, self.contraction
+        if task.proximal_mu:
+            minimum = (centre + task.proximal_mu * w) / (1 + task.proximal_mu)
+            rho = self.contraction ** (1 + task.proximal_mu)
+        x = minimum + rho * (w - minimum) + self.drift
+        return Contribution(x, "parameters", self._samples[task.client])
+
+    def evaluate(self, model: Model) -> dict[str, float]:
+        """``w``, the mean coordinate; ``distance`` and ``loss`` against the clients, each counted once.
+
+        ``distance`` is the root mean square over coordinates of w − c̄, c̄ the mean of the centres; ``loss`` the
+        mean over clients of ½‖w − c_i‖²/P, which is ½(distance² + variance of the centres).
+        """
+        w = model.values.detach().double().numpy()
+        squared = float(np.mean((w - self._mean) ** 2))
+        return {"w": float(w.mean()), "distance": squared**0.5, "loss": 0.5 * (squared + self._variance)}
