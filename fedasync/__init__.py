@@ -1,0 +1,30 @@
+"""fedasync: a simulation-first testbed for federated and asynchronous training.
+
+    import fedasync as fa
+
+    run = fa.simulate(fa.strategies.fedfa(concurrency=10), fa.Population(...), fa.workloads.Digits(), time_s=600)
+
+Rooms: ``core`` (decisions), ``aggregation`` (arrays), ``strategies`` (the table), ``workloads``, ``simulation``,
+``runs``, ``studies``, ``report``. Importing the package imports no torch.
+"""
+
+from fedasync import report, strategies, workloads
+from fedasync.core import Strategy, staleness
+from fedasync.runs.run import Run
+from fedasync.simulation import Clients, Intervals, OnOff, Population, Settings, laws, simulate
+
+__all__ = [
+    "Clients",
+    "Intervals",
+    "OnOff",
+    "Population",
+    "Run",
+    "Settings",
+    "Strategy",
+    "laws",
+    "report",
+    "simulate",
+    "staleness",
+    "strategies",
+    "workloads",
+]

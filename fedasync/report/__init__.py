@@ -11,7 +11,7 @@ from fedasync.report.spec import FigureName, Report
 from fedasync.report.speedup import speedup, speedup_by_axis
 from fedasync.report.statistics import Band, Interval, Speedup, band, mean_interval, paired_speedup
 from fedasync.report.study_report import save, write_report
-from fedasync.report.table import markdown, readable_table, rich_table, summary_table, write_table
+from fedasync.report.table import brief_tables, markdown, readable_table, rich_table, summary_table, write_table
 from fedasync.report.timeline import timeline
 from fedasync.report.trace import trace_events, write_trace
 
@@ -23,6 +23,7 @@ __all__ = [
     "Runs",
     "Speedup",
     "band",
+    "brief_tables",
     "markdown",
     "mean_interval",
     "metric_over_time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,10 +66,14 @@ class Arrangement:
         return sorted({seed for cell in self.cells.values() for seed in cell})
 
     def facet_title(self, facet: Facet) -> str:
-        """The facet in words, leaving out axes that do not vary."""
+        """The facet in words, leaving out axes that do not vary; a label that is more than a number needs no axis."""
         varying = [len({other[i] for other in self.facets}) > 1 for i in range(len(facet))]
         named = zip(self.facet_axes, facet, varying, strict=True)
-        return ", ".join(f"{spoken(axis)} = {label}" for axis, label, varies in named if varies)
+        return ", ".join(
+            label if re.search(r"[^\W\d]", label) else f"{spoken(axis)} = {label}"
+            for axis, label, varies in named
+            if varies
+        )
 
     def target(self) -> Target | None:
         """The target that times are measured to: of the report's metric if it has one, else the first recorded.

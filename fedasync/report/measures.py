@@ -10,6 +10,7 @@ import numpy as np
 
 from fedasync.report.arrangement import COUNTED, Arrangement, Cell, Facet, Target
 from fedasync.report.statistics import Speedup, paired_speedup
+from fedasync.runs.measures import lease_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,45 +64,17 @@ def speedup_at(arrangement: Arrangement, series: str, facet: Facet, baseline: st
 
 
 def leases(events: pl.DataFrame, end_s: float | None = None) -> pl.DataFrame:
-    """A row per admitted lease: ``lease, worker, base_version, start_s, end_s, outcome, staleness, reason, track``.
+    """`lease_table`, and the ``track`` of each lease: 0, or higher where a worker has several at a time.
 
-    ``end_s`` is when the work stopped: the delivery, or the rejection, failure or cancellation that came before
-    one; for work still in flight the argument ``end_s``, or without it the log's last time. ``outcome`` is
-    ``consumed``, ``rejected``, ``failed``, ``cancelled``, ``buffered`` or ``in flight``, as it stands at the end of
-    the log. ``track`` is 0, or higher where a worker has several leases at a time. Rows are sorted by start, then
-    lease.
+    Without ``end_s`` the run ends with its log's last row.
     """
     import polars as pl
 
-    last_s = pl.lit(events["time_s"].max() if end_s is None else end_s, pl.Float64)
-    work_ends = ["delivered", "rejected", "failed", "cancelled"]
-    ended = events.filter(pl.col("kind").is_in(work_ends)).group_by("lease").agg(end_s=pl.col("time_s").min())
-    outcome = (
-        events.filter(pl.col("kind").is_in([*work_ends, "consumed"]))
-        .group_by("lease", maintain_order=True)
-        .agg(
-            outcome=pl.col("kind").last().replace("delivered", "buffered"),
-            staleness=pl.col("staleness").drop_nulls().last(),
-            reason=pl.col("reason").drop_nulls().last(),
-        )
-    )
-    table = (
-        events.filter(pl.col("kind") == "admitted")
-        .select("lease", "worker", "base_version", start_s="time_s")
-        .join(ended, on="lease", how="left")
-        .join(outcome, on="lease", how="left")
-        .with_columns(
-            pl.col("end_s").fill_null(last_s),
-            pl.col("outcome").fill_null("in flight"),
-        )
-        .sort("start_s", "lease")
-    )
+    table = lease_table(events, float(events["time_s"].max() or 0) if end_s is None else end_s)  # type: ignore[arg-type]
     track = np.zeros(table.height, np.int64)
     for rows in table.with_row_index("row").group_by("worker").agg("row", "start_s", "end_s").iter_rows():
         track[rows[1]] = tracks(rows[2], rows[3])
-    return table.with_columns(track=pl.Series(track)).select(
-        "lease", "worker", "base_version", "start_s", "end_s", "outcome", "staleness", "reason", "track"
-    )
+    return table.with_columns(track=pl.Series(track))
 
 
 def tracks(starts: Sequence[float], ends: Iterable[float]) -> list[int]:

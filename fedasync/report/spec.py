@@ -18,6 +18,19 @@ FigureName = Literal[
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A published speed-up to hold a study against: ``series`` is ``times`` as fast as ``over``, by ``source``.
+
+    It is a line in ``speedup_by_axis`` and rows of the table ``claims``.
+    """
+
+    series: str
+    over: str
+    times: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Report:
     """Which figures a study draws, and how its axes are laid out in them.
 
@@ -32,6 +45,7 @@ class Report:
     timeline_s: from, to (virtual seconds) in ``timeline``; None shows a few leases and versions from time 0 on.
     timeline_facet: a label for each facet axis, saying which panel ``timeline`` shows; empty takes the first.
     timeline_lanes: lanes a panel of ``timeline`` has at most.
+    claims: published speed-ups, looked for at every label of the x axis.
 
     Raises ValueError when a figure lacks what it needs, or a number is out of range.
     """
@@ -46,6 +60,7 @@ class Report:
     timeline_s: tuple[float, float] | None = None
     timeline_facet: tuple[str, ...] = ()
     timeline_lanes: int = 20
+    claims: tuple[Claim, ...] = ()
 
     # pydantic reads this when it validates the TOML table: a misspelt key is an error, not silence.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -77,10 +92,13 @@ class Report:
         if self.x_axis is not None and self.x_axis not in axes:
             raise ValueError(f"report.x_axis: no axis {self.x_axis!r}; there are: {listed(axes)}")
         labels = axes.get(self.series)
-        if self.baseline is not None and labels is not None and self.baseline not in labels:
-            raise ValueError(
-                f"report.baseline: no label {self.baseline!r} on axis {self.series!r}; there are: {listed(labels)}"
-            )
+        named = [("baseline", self.baseline)]
+        named += [("claims", label) for claim in self.claims for label in (claim.series, claim.over)]
+        for key, label in named:
+            if label is not None and labels is not None and label not in labels:
+                raise ValueError(
+                    f"report.{key}: no label {label!r} on axis {self.series!r}; there are: {listed(labels)}"
+                )
 
 
 def listed(names: Mapping[str, object] | Sequence[str]) -> str:

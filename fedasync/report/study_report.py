@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedasync.report.arrangement import Runs, arrange
+from fedasync.report.claims import claims_table
 from fedasync.report.figures import metric_over_time, staleness, utilisation
 from fedasync.report.spec import Report
 from fedasync.report.speedup import speedup, speedup_by_axis
@@ -30,18 +33,18 @@ def write_report(
     title: str,
     ceilings: Mapping[str, float] | None = None,
     extra_tables: Mapping[str, pl.DataFrame] | None = None,
-    references: Sequence[tuple[float, str]] = (),
 ) -> list[Path]:
     """Write table.csv, table.md and figures/NAME.png and .svg into ``folder``; return their paths in that order.
 
-    ``command`` repeats the study and stands in every figure. ``ceilings`` (label of the x axis → bound) and
-    ``references`` (value, text) go to ``speedup_by_axis``; ``extra_tables`` are written as NAME.csv and NAME.md.
+    ``command`` repeats the study and stands in every figure. ``ceilings`` (label of the x axis → bound) go to
+    ``speedup_by_axis``, which is drawn once more for each other baseline that a claim names; the table ``claims``
+    says where published figures are reached. ``extra_tables`` are written as NAME.csv and NAME.md.
     The same runs give the same bytes. Raises ValueError, before anything is written, for names that do not exist.
     """
     shown = arrange(runs, report)
     shown.metric()
     table = summary_table(runs, report)
-    by_axis = partial(speedup_by_axis, ceilings=ceilings, references=references)
+    by_axis = partial(speedup_by_axis, ceilings=ceilings, references=_references(report, report.baseline))
     draw: dict[str, Callable[..., Figure]] = {
         "metric_over_time": metric_over_time,
         "speedup": speedup,
@@ -50,14 +53,27 @@ def write_report(
         "timeline": timeline,
         "speedup_by_axis": by_axis,
     }
-    drawn = {name: draw[name](runs, report, command=command) for name in report.figures if name in draw}
+    drawn: dict[str, Figure] = {
+        name: draw[name](runs, report, command=command) for name in report.figures if name in draw
+    }
+    for base in dict.fromkeys(claim.over for claim in report.claims if claim.over != report.baseline):
+        name = f"speedup_by_axis_over_{re.sub(r'[^a-z0-9]+', '_', base.lower()).strip('_')}"
+        lines = _references(report, base)
+        drawn[name] = speedup_by_axis(runs, replace(report, baseline=base), references=lines, command=command)
 
     written = write_table(table, folder, "table", _page(runs, report, title, command, shown.seeds))
-    for name, extra in (extra_tables or {}).items():
+    tables = {**(extra_tables or {})}
+    if report.claims:
+        tables["claims"] = claims_table(runs, report, ceilings)
+    for name, extra in tables.items():
         written += write_table(extra, folder, name)
     for name, figure in drawn.items():
         written += save(figure, folder / "figures", name)
     return written
+
+
+def _references(report: Report, base: str | None) -> list[tuple[float, str]]:
+    return [(claim.times, f"{claim.series}: {claim.source}") for claim in report.claims if claim.over == base]
 
 
 @styled

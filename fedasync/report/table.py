@@ -254,6 +254,22 @@ def rich_table(frame: pl.DataFrame, title: str = "") -> Table:
     return table
 
 
+def brief_tables(runs: Runs, report: Report | None = None) -> list[Table]:
+    """`readable_table` for a terminal: a table a facet, without the columns that are only for the record."""
+    import polars as pl
+
+    shown = arrange(runs, report)
+    frame = readable_table(runs, report)
+    axes = [spoken(axis) for axis in shown.facet_axes]
+    record = {"seeds", "versions", f"best {spoken(shown.metric())}"} - {spoken(shown.metric())}
+    columns = [name for name in frame.columns if name not in record and name not in axes]
+    tables = []
+    for facet in shown.facets:
+        here = [pl.col(axis) == label for axis, label in zip(axes, facet, strict=True)]
+        tables.append(rich_table(frame.filter(*here).select(columns), shown.facet_title(facet)))
+    return tables
+
+
 def write_table(frame: pl.DataFrame, folder: Path, name: str, text: str | None = None) -> list[Path]:
     """Write NAME.csv and NAME.md (``text`` if given, else the table's own Markdown); return the two paths."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -56,34 +56,32 @@ def staleness(events: pl.DataFrame) -> dict[str, Any]:
 
 
 def lease_table(events: pl.DataFrame, end_s: float) -> pl.DataFrame:
-    """A row a lease: ``lease, worker, base_version, start_s, stop_s, outcome``.
+    """A row a lease, by start: ``lease, worker, base_version, start_s, end_s, outcome, staleness, reason``.
 
-    A lease stops when its result arrives or when it ends otherwise; one in flight at ``end_s`` stops there.
-    ``outcome`` is ``consumed``, ``buffered``, ``in_flight``, ``rejected``, ``failed`` or ``cancelled``.
+    A lease ends when its result arrives or when it is given up; one in flight ends at ``end_s``, the run's end.
+    ``outcome`` is ``consumed``, ``buffered``, ``in flight``, ``rejected``, ``failed`` or ``cancelled``.
     """
     import polars as pl
 
     kind = pl.col("kind")
-    starts = events.filter(kind == "admitted").select(
-        "lease", "worker", "base_version", pl.col("time_s").alias("start_s")
-    )
-    stops = (
-        events.filter(kind.is_in(["delivered", *ENDS]))
-        .group_by("lease", maintain_order=True)
-        .agg(pl.col("time_s").first().alias("stop_s"))
-    )
-    last = (
+    starts = events.filter(kind == "admitted").select("lease", "worker", "base_version", start_s="time_s")
+    ends = (
         events.filter(kind.is_in(["delivered", "consumed", *ENDS]))
-        .group_by("lease", maintain_order=True)
-        .agg(kind.last().alias("outcome"))
+        .group_by("lease")
+        .agg(
+            end_s=pl.col("time_s").filter(kind != "consumed").first(),
+            outcome=kind.last(),
+            staleness=pl.col("staleness").last(),
+            reason=pl.col("reason").last(),
+        )
     )
     return (
-        starts.join(stops, on="lease", how="left", maintain_order="left")
-        .join(last, on="lease", how="left", maintain_order="left")
+        starts.join(ends, on="lease", how="left")
         .with_columns(
-            pl.col("stop_s").fill_null(end_s),
-            pl.col("outcome").fill_null("in_flight").replace("delivered", "buffered"),
+            pl.col("end_s").fill_null(end_s),
+            pl.col("outcome").fill_null("in flight").replace("delivered", "buffered"),
         )
+        .sort("start_s", "lease")
     )
 
 
@@ -98,7 +96,7 @@ def utilisation(leases: pl.DataFrame, slots: int, end_s: float, server_busy_s: f
     if total <= 0:
         return {"useful": 0.0, "wasted": 0.0, "waiting": 0.0, "server": 0.0}
     work = leases.select(
-        pl.col("outcome").is_in(list(ENDS)).alias("lost"), (pl.col("stop_s") - pl.col("start_s")).alias("s")
+        pl.col("outcome").is_in(list(ENDS)).alias("lost"), (pl.col("end_s") - pl.col("start_s")).alias("s")
     )
     wasted = float(work.filter(pl.col("lost"))["s"].sum()) / total
     useful = float(work.filter(~pl.col("lost"))["s"].sum()) / total

@@ -42,7 +42,7 @@ def verdicts(
 def _conservation(leases: pl.DataFrame, ledger: dict[str, Any]) -> Verdict:
     counted = dict(leases["outcome"].value_counts(sort=True).iter_rows())
     booked = {
-        "in_flight": ledger["in_flight"],
+        "in flight": ledger["in_flight"],
         "buffered": ledger["buffered"],
         "consumed": ledger["consumed"],
         **{kind: sum(ledger[kind].values()) for kind in ENDS},
@@ -83,7 +83,7 @@ def _in_flight(events: pl.DataFrame, leases: pl.DataFrame, end_s: float, cap: in
     times = np.append(moves["time_s"].to_numpy(), end_s)
     most = int(number.max()) if len(number) else 0
     area = float((number * np.diff(times)).sum()) if len(number) else 0.0
-    stays = float((leases["stop_s"] - leases["start_s"]).sum())
+    stays = float((leases["end_s"] - leases["start_s"]).sum())
     close = abs(area - stays) <= 1e-9 * max(1.0, stays)
     per_s = len(leases) / end_s if end_s > 0 else 0.0
     detail = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, nextafter
 
@@ -41,7 +41,8 @@ class Settings:
     """How a run goes: when it stops (whichever limit comes first), how often it is evaluated, who works next.
 
     ``updates`` counts contributions applied to the model, ``versions`` committed steps. A step occupies the server for
-    ``server_step_s``. Evaluation happens on the grid 0, e, 2e, … of virtual time (``evaluate_every_s``).
+    ``server_step_s``. Evaluation happens on the grid 0, e, 2e, … of virtual time (``evaluate_every_s``); with
+    ``stop_at_target`` the run ends there once every target is reached.
     """
 
     time_s: float | None = None
@@ -50,6 +51,7 @@ class Settings:
     evaluate_every_s: float | None = None
     server_step_s: float = 0.0
     selection: Selection = "random_idle"
+    stop_at_target: bool = False
 
     def __post_init__(self) -> None:
         if self.time_s is None and self.updates is None and self.versions is None:
@@ -95,7 +97,13 @@ class FederatedSimulation:
     """
 
     def __init__(
-        self, strategy: Strategy, clients: Clients, settings: Settings, seed: int, learner: Learner | None = None
+        self,
+        strategy: Strategy,
+        clients: Clients,
+        settings: Settings,
+        seed: int,
+        learner: Learner | None = None,
+        targets: Mapping[str, float] | None = None,
     ) -> None:
         self.log = EventLog()
         self.coordinator = Coordinator(strategy, self.log.append)
@@ -116,6 +124,8 @@ class FederatedSimulation:
         self._fruitless = 0
         self._next_evaluation = 0
         self._last_evaluation: tuple[int, dict[str, float]] = (-1, {})
+        self._to_reach = dict(targets or {}) if settings.stop_at_target else {}
+        self._reached_s = inf
         admission = strategy.admission
         self._most_versions = inf if settings.versions is None else settings.versions
         self._most_updates = inf if settings.updates is None else settings.updates
@@ -151,6 +161,9 @@ class FederatedSimulation:
                     self.ended = f"nothing can happen any more: {self.coordinator.explain()}"
                 return limit_s if limit_s < inf else self.now
             self._evaluate_until(next_s)
+            if self._reached_s < inf:
+                self.ended = "target"
+                return self._reached_s
             env.step()
         return self.now
 
@@ -319,6 +332,8 @@ class FederatedSimulation:
         if self._learner is None or every_s is None:
             return
         while (at_s := self._next_evaluation * every_s) < time_s or (inclusive and at_s == time_s):
+            if at_s > self._reached_s:
+                return
             self._next_evaluation += 1
             self._evaluate(at_s)
 
@@ -328,6 +343,10 @@ class FederatedSimulation:
         version = self.coordinator.version
         if self._last_evaluation[0] != version:
             self._last_evaluation = (version, self._learner.evaluate(version))
+        if self._to_reach:
+            found = self._last_evaluation[1]
+            self._to_reach = {name: level for name, level in self._to_reach.items() if not found[name] >= level}
+            self._reached_s = inf if self._to_reach else at_s
         for name, value in self._last_evaluation[1].items():
             self.evaluations.time_s.append(at_s)
             self.evaluations.version.append(version)

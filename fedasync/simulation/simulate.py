@@ -58,7 +58,7 @@ def simulate(
     clients = _clients(population, workload, seed)
     _check(strategy, clients, settings)
     learner = None if workload is None else Learner(strategy, workload, seed)
-    simulation = FederatedSimulation(strategy, clients, settings, seed, learner)
+    simulation = FederatedSimulation(strategy, clients, settings, seed, learner, target)
     end_s = simulation.run()
     events, metrics = event_table(simulation.log), metric_table(simulation.evaluations)
     leases = lease_table(events, end_s)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 import fedasync
-from fedasync.report import readable_table, rich_table
+from fedasync.report import brief_tables, rich_table
 from fedasync.studies import store
 from fedasync.studies.errors import StudyError, did_you_mean
 from fedasync.studies.execute import Job, Outcome, execute, jobs, processes_by_default
@@ -25,7 +27,7 @@ MOST_LINES = 5
 
 def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: int | None, out: Path | None) -> int:
     """Run and publish a study; the exit status: 0, 1 when a run failed or met something unfit, 130 after Ctrl-C."""
-    console, complaints = Console(), Console(stderr=True, soft_wrap=True)
+    console, complaints = _console(), Console(stderr=True, soft_wrap=True)
     path = find(name)
     study = load(path, changes, seeds)
     folder = out or Path("results") / study.name
@@ -48,17 +50,13 @@ def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: i
     warnings = [outcome.warning for outcome in outcomes if outcome.warning]
     _tell(errors + warnings, complaints)
     if len(errors) < len(all_jobs):
-        runs, report, written = publish(folder, description)
-        console.print(rich_table(readable_table(runs, report)))
-        _list_files(folder, written, console)
+        _show(folder, description, console)
     return 1 if errors or warnings else 0
 
 
 def draw(folder: Path) -> None:
     """Write table and figures of a study's folder again."""
-    console = Console()
-    _, _, written = publish(folder, recall(folder))
-    _list_files(folder, written, console)
+    _show(folder, recall(folder), _console())
 
 
 def list_studies() -> None:
@@ -124,7 +122,20 @@ def _tell(lines: Sequence[str], complaints: Console) -> None:
         complaints.print(f"fedasync: and {len(lines) - MOST_LINES} more runs with errors or warnings")
 
 
-def _list_files(folder: Path, written: Sequence[Path], console: Console) -> None:
+def _console() -> Console:
+    """Wide enough for the tables when nobody's window says otherwise."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _show(folder: Path, description: Mapping[str, Any], console: Console) -> None:
+    """Publish, and print what was published."""
+    runs, report, written = publish(folder, description)
+    for table in brief_tables(runs, report):
+        console.print(table)
+    for name in ("closed_forms", "claims"):
+        if folder / f"{name}.csv" in written:
+            console.print(rich_table(pl.read_csv(folder / f"{name}.csv"), name.replace("_", " ")))
     names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")
     console.print(f"{folder}: {names}", markup=False, highlight=False, soft_wrap=True)
 

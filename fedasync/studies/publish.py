@@ -90,7 +90,9 @@ def closed_form_table(runs: Sequence[Run]) -> pl.DataFrame:
             standard_error=pl.col("measured").std() / pl.len().sqrt(),
             seeds=pl.len(),
         )
-        .with_columns(relative_error=pl.col("measured") / pl.col("predicted") - 1)
+        .with_columns(
+            pl.col("standard_error").round(9), relative_error=(pl.col("measured") / pl.col("predicted") - 1).round(6)
+        )
     )
 
 

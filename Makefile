@@ -1,0 +1,46 @@
+# Every target sets up .venv itself when it is missing or pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+EXP ?= staleness_sweep
+ARGS ?=
+
+.PHONY: help sim run test test-slow lint bench clean
+
+help:
+	@echo "make sim EXP=name [ARGS='--seeds 5 --set run.time_s=100']   a study of sims/ under the virtual clock"
+	@echo "make run EXP=name                                           an experiment of experiments/ on a real runtime"
+	@echo "make test | test-slow | lint | bench | clean"
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up .venv with the tested versions; the first time this takes a few minutes."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	@touch $(READY)
+
+sim: $(READY)
+	@$(BIN)/fedasync sim $(EXP) $(ARGS)
+
+run: $(READY)
+	@test -f experiments/$(EXP).toml || { echo "experiments/$(EXP).toml does not exist: \
+	this release has the simulation only; experiments on Flower and Accelerate are to come" >&2; exit 2; }
+	@$(BIN)/fedasync run experiments/$(EXP).toml $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n auto -m slow $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python bench/event_loop.py $(ARGS)
+
+clean:
+	rm -rf .venv results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

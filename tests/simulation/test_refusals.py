@@ -1,0 +1,180 @@
+"""Runs that do not fit together are refused before they start, in one line that says what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedasync.core import Concurrency, EveryN, Strategy, Tumbling
+from fedasync.simulation.federated import Settings
+from fedasync.simulation.laws import Constant, Exponential, Values
+from fedasync.simulation.learning import WorkloadError
+from fedasync.simulation.population import Clients, Population
+from fedasync.simulation.simulate import simulate
+from fedasync.strategies import STRATEGIES, fedasync, fedavg, fedbuff, fedfa, fedprox
+
+from .worlds import Mapped, constant_times
+
+NAN, INF = float("nan"), float("inf")
+FIVE = Population(5, Exponential(1.0))
+
+
+def population(**fields: Any) -> Callable[[], object]:
+    return lambda: Clients(replace(FIVE, **fields), 0)
+
+
+def run(strategy: Strategy, clients: Population = FIVE, workload: Any = None, **limits: Any) -> Callable[[], object]:
+    return lambda: simulate(strategy, clients, workload, **(limits or {"versions": 3}))
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    # settings
+    "no end": (Settings, "a run needs an end: give time_s, updates, or versions"),
+    "no time": (lambda: Settings(time_s=0.0), "time_s must be > 0 and finite, got 0.0"),
+    "time without end": (lambda: Settings(time_s=INF), "time_s must be > 0 and finite, got inf"),
+    "no number of seconds": (lambda: Settings(time_s=NAN), "time_s must be > 0 and finite, got nan"),
+    "no updates": (lambda: Settings(updates=0), "updates must be an integer ≥ 1, got 0"),
+    "no versions": (lambda: Settings(versions=-2), "versions must be an integer ≥ 1, got -2"),
+    "no grid": (lambda: Settings(time_s=1.0, evaluate_every_s=0.0), "evaluate_every_s must be > 0 and finite, got 0.0"),
+    "step before its start": (lambda: Settings(time_s=1.0, server_step_s=-1.0), "server_step_s must be ≥ 0 and finite"),
+    "step without end": (lambda: Settings(time_s=1.0, server_step_s=INF), "server_step_s must be ≥ 0 and finite"),
+    # strategies
+    "keep more than the cohort": (lambda: fedavg(cohort=3, keep=4), "keep = 4: the round could never end"),
+    "empty cohort": (lambda: fedavg(cohort=0), "cohort size must be an integer ≥ 1, got 0"),
+    "repelling clients": (lambda: fedprox(cohort=3, proximal_mu=-1.0), "proximal_mu must be ≥ 0 and finite, got -1.0"),
+    "alpha": (lambda: fedasync(concurrency=3, alpha=1.5), "alpha must lie in (0, 1], got 1.5"),
+    "server rate": (lambda: fedbuff(concurrency=3, server_learning_rate=0.0), "server_learning_rate must be > 0"),
+    "buffer": (lambda: fedbuff(concurrency=3, buffer_size=0), "buffer size must be an integer ≥ 1, got 0"),
+    "window": (lambda: fedfa(concurrency=3, window=0), "window size must be an integer ≥ 1, got 0"),
+    "lag beyond the bound": (
+        lambda: fedbuff(concurrency=3, publish_every=5, max_staleness=3),
+        "max_staleness ≥ 4 would do",
+    ),
+    "time-out": (lambda: fedavg(cohort=3, lease_timeout_s=-1.0), "lease_timeout_s must be > 0 and finite, got -1.0"),
+    # populations
+    "nobody": (population(clients=0), "clients must be an integer ≥ 1, got 0"),
+    "clients unknown": (population(clients=None), "clients is missing; an integer ≥ 1 would do"),
+    "no work": (lambda: Population(5), "clients take no time: give duration_s, seconds_per_sample, or both"),
+    "improbable": (population(dropout_probability=1.5), "dropout_probability must lie in [0, 1], got 1.5"),
+    "less than never": (population(crash_probability=-0.1), "crash_probability must lie in [0, 1], got -0.1"),
+    "more than always": (population(dropout_probability=0.7, crash_probability=0.7), "must be ≤ 1"),
+    "negative bytes": (population(model_bytes=-1), "model_bytes must be an integer ≥ 0, got -1"),
+    "network without bytes": (population(uplink_bytes_per_second=Constant(1.0)), "a network needs model_bytes"),
+    "dead link": (
+        population(uplink_bytes_per_second=Values((1.0, 1.0, 0.0, 1.0, 1.0)), model_bytes=10),
+        "uplink_bytes_per_second: client 2 has 0; every client needs more than 0",
+    ),
+    "durations for others": (
+        population(duration_s=Values((1.0, 2.0))),
+        "duration_s: 2 values for 5 clients; one for each client would do",
+    ),
+    "slowness for others": (population(slowness=Values((1.0,) * 6)), "slowness: 6 values for 5 clients"),
+    "slowness by lease": (
+        population(slowness=Values((1.0, 2.0), by="lease")),
+        "slowness is drawn once for each client: by = 'lease' has no meaning here",
+    ),
+    # what does not fit together
+    "cohort beyond the clients": (run(fedavg(cohort=6)), "a cohort of 6 can never be filled by 5 clients; cohort ≤ 5"),
+    "concurrency beyond the clients": (
+        run(fedasync(concurrency=6)),
+        "a concurrency of 6 can never be reached by 5 clients, one lease each; concurrency ≤ 5 would do",
+    ),
+    "updates below the first buffer": (
+        run(fedbuff(concurrency=5, buffer_size=4), updates=3),
+        "makes its first version from 4 contributions, which a run of updates = 3 can never reach",
+    ),
+    "updates below the first window": (run(fedfa(concurrency=5, window=4), updates=3), "first version from 4"),
+    "updates below the first round": (run(fedavg(cohort=5, keep=4), updates=3), "first version from 4"),
+    "crashes without a time-out": (
+        run(fedasync(concurrency=5), replace(FIVE, crash_probability=0.1)),
+        "a crashed client never answers, and strategy 'fedasync' would wait for ever; give it a lease_timeout_s",
+    ),
+    "nothing takes time": (
+        run(fedasync(concurrency=5), replace(FIVE, duration_s=Constant(0.0)), time_s=9.0),
+        "all work takes 0 s, so time_s is never reached: give updates or versions as the run's end",
+    ),
+    "other clients than the workload's": (
+        run(fedasync(concurrency=5), FIVE, Mapped(4, lambda _, w: w)),
+        "population.clients = 5, but the workload has 4 clients",
+    ),
+    "negative seed": (lambda: simulate(fedasync(concurrency=5), FIVE, versions=1, seed=-1), "seed must be an integer ≥ 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_run_is_refused_in_one_line(case: str) -> None:
+    make, words = WRONG[case]
+    with pytest.raises(ValueError) as refused:
+        make()
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_knob_that_a_strategy_does_not_have_is_an_error(name: str) -> None:
+    """A misspelt knob must not run with the default instead."""
+    size = {"cohort": 4} if name in ("fedavg", "fedprox") else {"concurrency": 4}
+    with pytest.raises((TypeError, ValueError), match="bufer_size"):
+        STRATEGIES[name](**size, bufer_size=3)
+
+
+def test_dispatch_knobs_mean_nothing_to_a_round() -> None:
+    with pytest.raises((TypeError, ValueError), match="redispatch"):
+        STRATEGIES["fedavg"](cohort=4, redispatch="before_step")
+
+
+def test_a_limit_that_settings_do_not_have_is_an_error() -> None:
+    with pytest.raises(TypeError, match="seconds"):
+        simulate(fedasync(concurrency=5), FIVE, seconds=3.0)
+
+
+def test_settings_and_limits_together_are_an_error() -> None:
+    """One of the two would be ignored in silence."""
+    with pytest.raises((TypeError, ValueError)):
+        simulate(fedasync(concurrency=5), FIVE, None, Settings(time_s=3.0), updates=7)
+
+
+class Patience(Mapped):
+    """A workload that gives up after some thousand leases: a run that never ends would hang the tests."""
+
+    def train(self, task: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 5000:
+            raise RuntimeError("the clock stands still")
+        return super().train(task)
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [constant_times(0.0, 1.0), Population(2, Exponential(1.0), slowness=Values((0.0, 1.0)))],
+    ids=["duration", "slowness"],
+)
+def test_one_client_that_takes_no_time_does_not_stop_the_clock(clients: Population) -> None:
+    """It would ask again and again at time 0, and time_s would never come: to be refused like a whole such population."""
+    with pytest.raises((ValueError, RuntimeError)) as refused:
+        simulate(fedasync(concurrency=2), clients, Patience(2, lambda _, w: w), time_s=10.0)
+    assert not isinstance(refused.value, WorkloadError), "the run went on at one instant"
+
+
+def test_appfl_439_a_client_without_a_duration_is_refused_and_not_taken_for_instant() -> None:
+    with pytest.raises(ValueError, match="clients take no time"):
+        Population(3, downlink_bytes_per_second=Constant(1e6), model_bytes=10)
+
+
+def test_plato_195_a_buffer_larger_than_the_concurrency_still_makes_progress() -> None:
+    """Slots are given out again at once, so K may exceed n; what can never be reached is refused."""
+    made = simulate(fedbuff(concurrency=2, buffer_size=9), FIVE, versions=5)
+    assert made.summary["versions"] == 5
+    with pytest.raises(ValueError, match="can never be filled"):
+        simulate(fedavg(cohort=501), Population(500, Exponential(1.0)), versions=1)
+
+
+def test_a_publication_every_n_runs_within_its_bound() -> None:
+    strategy = Strategy("rare", Concurrency(1), Tumbling(1), None, EveryN(4), max_staleness=3)
+    made = simulate(strategy, FIVE, versions=40)
+    assert made.summary["staleness"]["histogram"] == {str(tau): 10 for tau in range(4)}
+
+
