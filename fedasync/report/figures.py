@@ -67,7 +67,7 @@ def metric_over_time(
     if bands:
         axes[0].set_ylim(*_y_limits(bands, aim if aim and aim.metric == name else None))
     _label(axes, "virtual time (s)", _metric_label(name))
-    style.title(figure, f"{spoken(name)[:1].upper()}{spoken(name)[1:]} over virtual time")
+    style.title(figure, f"{_sentence(spoken(name))} over virtual time")
     ordered = [label for label in shown.series if label in handles]
     lines = [handles[label] for label in ordered]
     if target_line is not None:
@@ -108,6 +108,11 @@ def _y_limits(bands: Sequence[Band], target: Target | None) -> tuple[float, floa
     bottom = max(low - room, float(ends.min()) - 0.15 * room)
     # What has no negative mean (a share, a loss, a count) has no negative value.
     return max(bottom, 0.0) if low >= 0 else bottom, min(high + room, float(ends.max()) + 0.2 * room)
+
+
+def _sentence(name: str) -> str:
+    """With a capital, unless the name is a symbol."""
+    return name if len(name) < 3 else name[:1].upper() + name[1:]
 
 
 def _metric_label(metric: str) -> str:

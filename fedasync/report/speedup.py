@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+CEILING = "E[max of n] / E[t]"
+"""What not waiting gains over waiting for everybody, contribution for contribution, once a run is long."""
+
 
 @style.styled
 def speedup(
@@ -151,18 +154,18 @@ def speedup_by_axis(
         handles[base] = ax.axhline(1.0, lw=1.1, color=style.colour(shown.series, base))
         if ceilings:
             xs = [label for label in labels if label in ceilings]
-            handles["ceiling"] = ax.plot(
+            handles[CEILING] = ax.plot(
                 [place[x] for x in xs], [ceilings[x] for x in xs], ls="--", lw=1, color=style.FAINT
             )[0]
         for value, text in references:
             ax.axhline(value, ls=":", lw=0.9, color=style.FAINT)
             ax.annotate(
                 text,
-                (1, value),
+                (0, value),
                 xycoords=("axes fraction", "data"),
-                xytext=(-2, 2),
+                xytext=(3, 2),
                 textcoords="offset points",
-                ha="right",
+                ha="left",
                 fontsize=7,
                 color=style.FAINT,
             )
@@ -175,7 +178,7 @@ def speedup_by_axis(
     for ax in style.left(axes):
         ax.set_ylabel(f"speed-up over {base} (×)")
     style.title(figure, f"{_heading(aim, base)}, by {spoken(axis)}")
-    ordered = [label for label in (*shown.series, "ceiling") if label in handles]
+    ordered = [label for label in (*shown.series, CEILING) if label in handles]
     style.legend(figure, [handles[label] for label in ordered], ordered, spoken(shown.report.series))
     style.small_print(
         figure,

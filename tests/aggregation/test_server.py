@@ -125,7 +125,7 @@ def test_a_rules_state_goes_from_step_to_step() -> None:
 
 
 def test_inputs_tell_staleness_worker_and_samples() -> None:
-    seen = []
+    seen: list[tuple[int, int, int]] = []
 
     class Seeing(Mixing):
         def apply(self, values: Any, state: Any, inputs: Any) -> Any:

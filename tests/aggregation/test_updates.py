@@ -13,7 +13,7 @@ from fedasync.aggregation.fedasync import Mixing
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
-from fedasync.aggregation.update import BLOCK, Input, Inputs, blocks
+from fedasync.aggregation.update import BLOCK, Input, Inputs, Update, blocks
 from fedasync.core import Constant, Hinge, Polynomial, Sliding, Staleness, Tumbling
 
 from .scalars import Runtime, applied, brings, inputs, model
@@ -42,7 +42,7 @@ def test_fedbuffs_other_conventions_give_other_numbers() -> None:
 
 
 def test_fedbuff_takes_each_delta_from_the_version_that_its_client_started_from() -> None:
-    """The same vector from models: B started at version 0 with w = 0 and returns 0.6, A at version 3 and returns 1.4."""
+    """The same vector from models: B started at version 0, w = 0, and returns 0.6; A at version 3 returns 1.4."""
     runtime = Runtime(DeltaMean(), Tumbling(2), model(0.0))
     old = runtime.start(worker=1)
     for first, second in ((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)):
@@ -95,9 +95,7 @@ def test_two_models_in_one_step_are_mixed_one_after_the_other() -> None:
     assert applied(Mixing(0.5, PLAIN), 0.0, (2.0, 0), (1.0, 0)) == 1.0
 
 
-@given(
-    w=st.floats(-1e6, 1e6), x=st.floats(-1e6, 1e6), alpha=st.floats(0, 1, exclude_min=True), tau=st.integers(0, 50)
-)
+@given(w=st.floats(-1e6, 1e6), x=st.floats(-1e6, 1e6), alpha=st.floats(0, 1, exclude_min=True), tau=st.integers(0, 50))
 def test_mixing_stays_between_the_two_models(w: float, x: float, alpha: float, tau: int) -> None:
     mixed = applied(Mixing(alpha, Polynomial(0.5)), w, (x, tau))
     room = 1e-9 * max(abs(w), abs(x))
@@ -163,17 +161,15 @@ def test_fedavg_weighs_models_by_their_samples() -> None:
         Input(torch.tensor([1.0, 2.0], dtype=torch.float64), 1, 0, 0),
         Input(torch.tensor([3.0, 4.0], dtype=torch.float64), 3, 0, 1),
     ]
-    rule = SampleWeightedMean()
-    rule.apply(values, rule.init(values), Inputs(entering))
+    SampleWeightedMean().apply(values, None, Inputs(entering))
     assert values.tolist() == [2.5, 3.5]
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 10_000)), min_size=1, max_size=20))
 def test_fedavg_lies_in_the_hull_and_forgets_the_old_model(models: list[tuple[float, int]]) -> None:
     values = torch.tensor([float("nan")], dtype=torch.float64)
-    rule = SampleWeightedMean()
     entering = inputs(*((x, 0) for x, _ in models), samples=tuple(n for _, n in models))
-    rule.apply(values, None, entering)
+    SampleWeightedMean().apply(values, None, entering)
     exact = sum(x * n for x, n in models) / sum(n for _, n in models)
     assert float(values) == pytest.approx(exact, rel=1e-12, abs=1e-10)
 
@@ -189,7 +185,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_a_vector_of_several_blocks_is_worked_on_like_its_pieces(rule: DeltaMean) -> None:
+def test_a_vector_of_several_blocks_is_worked_on_like_its_pieces(rule: Update) -> None:
     """The cut into cache-sized pieces shows in no value, also at the seams."""
     length = 2 * BLOCK + 17
     random = torch.Generator().manual_seed(3)
@@ -213,7 +209,7 @@ def test_blocks_cover_a_vector_once() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_rules_read_their_inputs_and_write_the_model_in_place(rule: DeltaMean) -> None:
+def test_rules_read_their_inputs_and_write_the_model_in_place(rule: Update) -> None:
     values = torch.ones(4, dtype=torch.float64)
     place = values.data_ptr()
     given_ = [Input(torch.arange(4, dtype=torch.float64) * k, k, 0, k) for k in (1, 2)]

@@ -14,9 +14,7 @@ from .driving import admit, ready, strategy
 
 
 def affairs(version: int, accepted: int, running: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        version=version, accepted=accepted, in_flight=running, round_started=running, stepping=False
-    )
+    return SimpleNamespace(version=version, accepted=accepted, in_flight=running, round_started=running, stepping=False)
 
 
 @pytest.mark.parametrize(

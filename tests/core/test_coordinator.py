@@ -9,6 +9,7 @@ import pytest
 
 from fedasync.core import (
     Accepted,
+    Barrier,
     Cancelled,
     Cohort,
     Concurrency,
@@ -17,7 +18,6 @@ from fedasync.core import (
     EveryN,
     EveryVersion,
     Failed,
-    Barrier,
     Published,
     Rejected,
     Sliding,
@@ -313,7 +313,7 @@ def test_a_log_longer_than_its_chunks_keeps_every_row_in_order() -> None:
             assert len(log.columns["lease"]) == row + 1
     columns = log.columns
     assert list(columns["lease"]) == list(range(10_000))
-    assert [log.reasons[code] if code >= 0 else None for code in columns["reason"]] == [
+    assert [log.reasons[int(code)] if code >= 0 else None for code in columns["reason"]] == [
         f"reason {row % 7}" if row % 2 else None for row in range(10_000)
     ]
     assert {len(column) for column in columns.values()} == {10_000}

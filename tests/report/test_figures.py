@@ -121,7 +121,7 @@ def test_colours_stay_with_their_series(study: list[Run]) -> None:
 
 def test_speedup_by_axis_draws_lines_ceiling_and_references(study: list[Run]) -> None:
     figure = drawn(speedup_by_axis(study, REPORT, ceilings={"0.3": 1.5, "1.2": 3.0}, references=[(2.0, "H₁₃ − H₃")]))
-    assert legend_labels(figure) == ["FedAvg", "FedBuff", "FedAsync", "ceiling"]
+    assert legend_labels(figure) == ["FedAvg", "FedBuff", "FedAsync", "E[max of n] / E[t]"]
     ax = figure.axes[0]
     assert ax.get_xticks().tolist() == [0.3, 1.2]
     assert "H₁₃ − H₃" in texts(figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import inf, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ def online(intervals: Pairs, cycle_s: float | None, t: float) -> bool:
     return any(Fraction(start) <= moment < Fraction(end) for start, end in intervals)
 
 
-def check_against_every_instant(intervals: Pairs, cycle_s: float | None, t: float, unit: float, horizon_s: float) -> None:
+def check_against_every_instant(
+    intervals: Pairs, cycle_s: float | None, t: float, unit: float, horizon_s: float
+) -> None:
     presence = Intervals((intervals,), cycle_s).presence(1, 0)
     state, until = presence(0, t)
     assert state is online(intervals, cycle_s, t)
@@ -97,7 +100,7 @@ def test_the_next_change_lies_ahead_and_changes_the_state_in_any_cycle(
 def test_a_day_of_24_1_hours_does_not_stop_the_clock() -> None:
     """The client of a cycle that no float divides evenly: its changes must be met, not missed by a rounding."""
     presence = Intervals((((3.75, 14.2), (22.3, 23.6)),), 24.1).presence(1, 0)
-    t, changes = 0.0, []
+    t, changes = 0.0, list[float]()
     while t < 241.0 and len(changes) < 100:
         _, until = presence(0, t)
         assert until > t
@@ -244,7 +247,7 @@ def test_easyfl_37_a_long_idle_gap_without_arrivals_is_no_error() -> None:
 
 @pytest.mark.parametrize("limits", [{"time_s": 50.0}, {"versions": 10}, {"updates": 10}], ids=lambda x: next(iter(x)))
 @pytest.mark.parametrize("strategy", [fedasync(concurrency=2), fedavg(cohort=2)], ids=lambda s: s.name)
-def test_when_nobody_ever_comes_back_the_run_ends_and_says_so(strategy: Strategy, limits: dict[str, float]) -> None:
+def test_when_nobody_ever_comes_back_the_run_ends_and_says_so(strategy: Strategy, limits: dict[str, Any]) -> None:
     plan = Intervals((((0.0, 3.5),), ((0.0, 2.5),)))
     run = simulate(strategy, Population(2, Constant(1.0), availability=plan), **limits)
     assert "nothing can happen any more" in run.summary["ended"]
@@ -281,7 +284,7 @@ def test_a_cyclic_day_whose_length_no_float_divides_does_not_hang_a_run() -> Non
 def test_everybody_online_from_the_start_makes_intervals_like_always() -> None:
     plan = Intervals((((0.0, 1e9),),) * 4)
     ours, always = (
-        simulate(fedbuff(concurrency=4, buffer_size=2), Population(4, Exponential(1.0), **extra), time_s=30.0)
-        for extra in ({"availability": plan}, {})
+        simulate(fedbuff(concurrency=4, buffer_size=2), population, time_s=30.0)
+        for population in (Population(4, Exponential(1.0), availability=plan), Population(4, Exponential(1.0)))
     )
     assert ours.events.equals(always.events)

@@ -89,7 +89,12 @@ def test_strategies_on_one_population_see_the_same_duration_for_a_clients_kth_le
     """Common random numbers, up to the rounding of the clock."""
     seen = [
         durations(s)
-        for s in (fedasync(concurrency=8), fedbuff(concurrency=3, buffer_size=2), fedavg(cohort=4), fedfa(concurrency=8))
+        for s in (
+            fedasync(concurrency=8),
+            fedbuff(concurrency=3, buffer_size=2),
+            fedavg(cohort=4),
+            fedfa(concurrency=8),
+        )
     ]
     for other in seen[1:]:
         common = seen[0].keys() & other.keys()

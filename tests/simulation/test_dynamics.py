@@ -118,7 +118,7 @@ def test_a_delay_of_tau_is_stable_up_to_2_cos_of_pi_tau_over_4_tau_plus_2(tau: i
 def test_fedfa_and_fedasync_with_contracting_clients_stay_in_the_hull_whatever_the_delay(
     strategy: Strategy, law: str, contraction: float, common: bool, seed: int
 ) -> None:
-    """The hull of the start and the centres; with one common centre the distance from it never grows beyond the start."""
+    """The hull of the start and the centres; with one common centre the distance from it never grows."""
     centres = (1.0,) * 9 if common else tuple(float(c) for c in range(-4, 5))
     workload = Quadratic(9, centres=centres, contraction=contraction, start=6.0)
     delays = Pareto(0.01, 1.05) if law == "wild" else LAWS[law]

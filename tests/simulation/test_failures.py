@@ -146,7 +146,7 @@ def test_contributions_beyond_max_staleness_are_rejected_and_none_is_used() -> N
 
 def test_a_bound_of_0_on_staleness_is_no_deadlock() -> None:
     for redispatch in ("after_step", "before_step"):
-        strategy = fedbuff(concurrency=6, buffer_size=2, max_staleness=0, redispatch=redispatch)  # type: ignore[arg-type]
+        strategy = fedbuff(concurrency=6, buffer_size=2, max_staleness=0, redispatch=redispatch)
         run = simulate(strategy, Population(6, Exponential(1.0)), versions=30)
         assert run.summary["staleness"]["histogram"] == {"0": 60}
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedasync.core import Constant, Concurrency, Strategy
+from fedasync.core import Concurrency, Constant, Strategy
 from fedasync.runs.run import Run
 from fedasync.simulation import laws
 from fedasync.simulation.population import Population
@@ -114,7 +114,8 @@ def test_fedbuff_of_1_is_fedasync_when_nothing_is_stale(alpha: float) -> None:
     buff = fedbuff(concurrency=1, buffer_size=1, server_learning_rate=alpha)
     mixing = fedasync(concurrency=1, alpha=alpha, proximal_mu=0.0)
     assert_same(
-        versions_of(buff, quadratic(5), population, updates=40), versions_of(mixing, quadratic(5), population, updates=40)
+        versions_of(buff, quadratic(5), population, updates=40),
+        versions_of(mixing, quadratic(5), population, updates=40),
     )
 
 
@@ -252,9 +253,7 @@ def test_scaling_all_durations_by_a_power_of_two_scales_times_exactly_and_change
     method: str, law: str
 ) -> None:
     base = Population(6, LAWS[law])
-    runs = [
-        simulate(METHODS[method], scaled(base, factor), quadratic(6), seed=3, versions=30) for factor in (1.0, 8.0)
-    ]
+    runs = [simulate(METHODS[method], scaled(base, factor), quadratic(6), seed=3, versions=30) for factor in (1.0, 8.0)]
     ours, theirs = (run.events for run in runs)
     assert (ours["time_s"] * 8.0).to_list() == theirs["time_s"].to_list()
     assert ours.drop("time_s").equals(theirs.drop("time_s"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import exp, inf, isfinite, log
 from pathlib import Path
@@ -41,7 +42,9 @@ any_law = st.one_of(
     st.builds(HalfNormal, positive, st.floats(0, 1e3)),
     st.builds(Lognormal, positive, st.floats(0, 5)),
     st.builds(Pareto, positive, st.floats(1.01, 9)),
-    st.builds(lambda low, alpha, factor: Pareto(low, alpha, low * factor), positive, st.floats(0.1, 3), st.floats(1, 1e4)),
+    st.builds(
+        lambda low, alpha, factor: Pareto(low, alpha, low * factor), positive, st.floats(0.1, 3), st.floats(1, 1e4)
+    ),
 )
 inside = st.one_of(st.sampled_from([SMALLEST, LARGEST, 0.5]), st.floats(SMALLEST, LARGEST))
 
@@ -142,9 +145,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_numbers_out_of_range_are_refused_in_one_line(case: str) -> None:
     make, words = WRONG[case]
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
         make()
-    assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -168,9 +170,8 @@ def test_a_file_that_holds_no_durations_is_refused_when_it_is_named(tmp_path: Pa
     file = tmp_path / "durations.csv"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
         Empirical(str(file), "seconds")
-    assert words in str(refused.value)
     assert str(file) in str(refused.value)
     assert "\n" not in str(refused.value)
 

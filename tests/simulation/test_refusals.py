@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -100,16 +101,18 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         run(fedasync(concurrency=5), FIVE, Mapped(4, lambda _, w: w)),
         "population.clients = 5, but the workload has 4 clients",
     ),
-    "negative seed": (lambda: simulate(fedasync(concurrency=5), FIVE, versions=1, seed=-1), "seed must be an integer ≥ 0"),
+    "negative seed": (
+        lambda: simulate(fedasync(concurrency=5), FIVE, versions=1, seed=-1),
+        "seed must be an integer ≥ 0",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_run_is_refused_in_one_line(case: str) -> None:
     make, words = WRONG[case]
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
         make()
-    assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -153,7 +156,7 @@ class Patience(Mapped):
     ids=["duration", "slowness"],
 )
 def test_one_client_that_takes_no_time_does_not_stop_the_clock(clients: Population) -> None:
-    """It would ask again and again at time 0, and time_s would never come: to be refused like a whole such population."""
+    """It would ask again and again at time 0, and time_s would never come."""
     with pytest.raises((ValueError, RuntimeError)) as refused:
         simulate(fedasync(concurrency=2), clients, Patience(2, lambda _, w: w), time_s=10.0)
     assert not isinstance(refused.value, WorkloadError), "the run went on at one instant"
@@ -176,5 +179,3 @@ def test_a_publication_every_n_runs_within_its_bound() -> None:
     strategy = Strategy("rare", Concurrency(1), Tumbling(1), None, EveryN(4), max_staleness=3)
     made = simulate(strategy, FIVE, versions=40)
     assert made.summary["staleness"]["histogram"] == {str(tau): 10 for tau in range(4)}
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from fedasync.core import Concurrency, Strategy, Tumbling
@@ -41,7 +43,7 @@ def test_no_lease_starts_while_a_step_is_under_way(strategy: Strategy) -> None:
     assert len(ends) > 20
     for end_s in ends:
         assert not any(end_s - 0.25 < t < end_s for t in starts)
-    assert all(later - sooner >= 0.25 - 1e-12 for sooner, later in zip(ends, ends[1:], strict=False))
+    assert all(later - sooner >= 0.25 - 1e-12 for sooner, later in pairwise(ends))
 
 
 def test_before_step_slots_are_given_out_during_the_step_from_the_old_version() -> None:
@@ -70,7 +72,12 @@ def test_the_model_changes_when_the_step_is_done_not_when_it_begins() -> None:
         server_step_s=2.0,
         evaluate_every_s=0.5,
     )
-    assert {t: w for t, w in series(run).items() if t in (2.5, 3.0, 5.5, 6.0)} == {2.5: 0.0, 3.0: 1.0, 5.5: 1.0, 6.0: 2.0}
+    assert {t: w for t, w in series(run).items() if t in (2.5, 3.0, 5.5, 6.0)} == {
+        2.5: 0.0,
+        3.0: 1.0,
+        5.5: 1.0,
+        6.0: 2.0,
+    }
 
 
 def test_staleness_counts_the_versions_made_while_a_contribution_waited() -> None:
@@ -89,6 +96,8 @@ def test_what_grew_too_stale_while_it_waited_for_the_server_is_rejected() -> Non
 
 
 def test_a_slow_server_bounds_the_versions_a_second() -> None:
-    simulation = play(timing(Concurrency(50), Tumbling(5)), Population(50, Exponential(1.0)), time_s=50.0, server_step_s=2.0)
+    simulation = play(
+        timing(Concurrency(50), Tumbling(5)), Population(50, Exponential(1.0)), time_s=50.0, server_step_s=2.0
+    )
     assert simulation.coordinator.version <= 25
     assert set(column(simulation.log, "version", "consumed")) == set(range(simulation.coordinator.version))

@@ -77,9 +77,7 @@ VARIANTS = {
     "rare dropout": Population(5, Lognormal(1.0, 1.0), dropout_probability=1e-12),
     "frequent crash": Population(5, Lognormal(1.0, 1.0), crash_probability=0.5),
     "drawn samples": Population(5, Lognormal(1.0, 1.0), samples=Exponential(100.0), seconds_per_sample=Constant(0.0)),
-    "free network": Population(
-        5, Lognormal(1.0, 1.0), downlink_bytes_per_second=Exponential(1e6), model_bytes=0
-    ),
+    "free network": Population(5, Lognormal(1.0, 1.0), downlink_bytes_per_second=Exponential(1e6), model_bytes=0),
     "more clients": Population(9, Lognormal(1.0, 1.0)),
 }
 

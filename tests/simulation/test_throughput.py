@@ -30,7 +30,9 @@ def rounds_of(law: Law, size: int, keep: int | None = None, rounds: int = 400) -
 
 def assert_mean_is(expected: float, sample: np.ndarray, errors: float = 3.5) -> None:
     error = sample.std(ddof=1) / sqrt(len(sample))
-    assert abs(sample.mean() - expected) <= errors * error, f"{sample.mean():.4f} ± {error:.4f}, expected {expected:.4f}"
+    assert abs(sample.mean() - expected) <= errors * error, (
+        f"{sample.mean():.4f} ± {error:.4f}, expected {expected:.4f}"
+    )
 
 
 def pareto_maximum(n: int, alpha: float) -> float:
@@ -126,7 +128,9 @@ def test_a_deadline_ends_the_round_with_those_who_made_it() -> None:
 
 
 def test_fedbuff_makes_its_first_step_of_two_from_the_same_clients_at_2_s() -> None:
-    run = simulate(fedbuff(concurrency=3, buffer_size=2), constant_times(1.0, 2.0, 10.0), selection="same_client", versions=1)
+    run = simulate(
+        fedbuff(concurrency=3, buffer_size=2), constant_times(1.0, 2.0, 10.0), selection="same_client", versions=1
+    )
     assert run.summary["time_s"] == 2.0
 
 

@@ -94,7 +94,7 @@ def test_a_workload_that_raises_before_the_start_is_a_workload_error_too(part: s
     setattr(workload, part, broken)
     rate = Exponential(1e6) if network else None
     population = Population(duration_s=Exponential(1.0), uplink_bytes_per_second=rate)
-    with pytest.raises(WorkloadError, match="FileNotFoundError: data/train.bin") as raised:
+    with pytest.raises(WorkloadError, match=r"FileNotFoundError: data/train\.bin") as raised:
         simulate(PLAIN, population, workload, updates=1)
     assert isinstance(raised.value.__cause__, FileNotFoundError)
 
@@ -166,14 +166,14 @@ def test_only_the_first_hundred_unfit_contributions_are_listed_and_all_are_count
 @pytest.mark.parametrize("nothing", [None, "done", {"w": 1.0}], ids=lambda x: type(x).__name__)
 def test_a_client_that_returns_no_contribution_is_named(nothing: Any) -> None:
     """Rejected by name, or an error that names the client: anything but an anonymous AttributeError."""
+    workload = Faulty(lambda *_: nothing)
+    said = ""
     try:
-        run = simulate(
-            fedasync(concurrency=4), Population(duration_s=Exponential(1.0)), Faulty(lambda *_: nothing), time_s=20.0
-        )
+        run = simulate(fedasync(concurrency=4), Population(duration_s=Exponential(1.0)), workload, time_s=20.0)
+        said = "".join(f"client {entry['client']}" for entry in run.summary["unfit"])
     except WorkloadError as error:
-        assert "client 2" in str(error)
-    else:
-        assert {entry["client"] for entry in run.summary["unfit"]} == {2}
+        said = str(error)
+    assert "client 2" in said
 
 
 def all_nan() -> Mapped:
@@ -212,7 +212,9 @@ def test_a_result_that_nobody_waits_for_is_never_computed() -> None:
             trained.append(task.client)
             return super().train(task)
 
-    run = simulate(fedavg(cohort=5, keep=2), constant_times(1.0, 2.0, 3.0, 4.0, 5.0), Counting(5, lambda _, w: w), versions=4)
+    run = simulate(
+        fedavg(cohort=5, keep=2), constant_times(1.0, 2.0, 3.0, 4.0, 5.0), Counting(5, lambda _, w: w), versions=4
+    )
     assert len(trained) == run.summary["consumed"] == 8
     late = Counting(2, lambda _, w: w)
     trained.clear()

@@ -1,4 +1,4 @@
-"""Small worlds for the tests of the simulation: runs at the price of their events, and workloads known in closed form."""
+"""Small worlds for the tests of the simulation: cheap runs, and workloads known in closed form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedasync.aggregation.model import Contribution, Form, Model
-from fedasync.aggregation.update import Inputs, Update
+from fedasync.aggregation.update import Input, Inputs, Update
 from fedasync.core import KINDS, Concurrency, EventLog, Sliding, StalenessBudget, Strategy, Tumbling
 from fedasync.runs.run import Run
 from fedasync.simulation.federated import FederatedSimulation, Settings
@@ -29,7 +29,6 @@ from fedasync.simulation.laws import (
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.simulate import simulate
 from fedasync.workloads.protocol import Task
-
 
 LAWS: dict[str, Law] = {
     "constant": Constant(0.75),
@@ -115,6 +114,10 @@ class Mapped:
         return {"w": float(model.values[0])}
 
 
+def copied(inputs: Sequence[Input]) -> list[Input]:
+    return [replace(x, values=x.values.clone()) for x in inputs]
+
+
 @dataclass
 class Watched:
     """An update rule that keeps every version it makes, and copies of what it was given for it."""
@@ -132,8 +135,7 @@ class Watched:
         return self.rule.init(values)
 
     def apply(self, values: Tensor, state: Any, inputs: Inputs) -> Any:
-        copied = ([replace(x, values=x.values.clone()) for x in part] for part in (inputs.entering, inputs.window))
-        self.given.append(Inputs(*copied, [replace(x, values=x.values.clone()) for x in inputs.leaving]))
+        self.given.append(Inputs(copied(inputs.entering), copied(inputs.window), copied(inputs.leaving)))
         state = self.rule.apply(values, state, inputs)
         self.versions.append(values.clone())
         return state

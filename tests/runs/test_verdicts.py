@@ -1,0 +1,144 @@
+"""Verdicts hold on an honest log and fail on every doctored one, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from fedasync.runs.measures import lease_table
+from fedasync.runs.verdicts import verdicts
+
+from .logs import END_S, LEDGER, STORY, Row, table
+
+CONSERVATION, TIME, STALENESS, CAP, LITTLE = (
+    "conservation of work",
+    "time goes forward",
+    "staleness is an integer ≥ 0",
+    "in flight within the cap",
+    "Little's law",
+)
+
+
+def judged(
+    rows: list[Row] = STORY, ledger: dict[str, Any] = LEDGER, cap: int = 3, bound: int | None = None
+) -> dict[str, bool]:
+    events = table(rows)
+    found = verdicts(events, lease_table(events, END_S), ledger, END_S, cap, bound)
+    assert all("\n" not in verdict.detail for verdict in found)
+    return {verdict.name: verdict.holds for verdict in found}
+
+
+def broken(rows: list[Row] = STORY, **arguments: Any) -> set[str]:
+    return {name for name, holds in judged(rows, **arguments).items() if not holds}
+
+
+def without(kind: str, lease: int) -> list[Row]:
+    return [row for row in STORY if row[1:3] != (kind, lease)]
+
+
+def changed(place: int, **fields: Any) -> list[Row]:
+    names = ("time_s", "kind", "lease", "worker", "base_version", "version", "staleness", "reason")
+    row = {**dict(zip(names, STORY[place], strict=True)), **fields}
+    return [*STORY[:place], tuple(row.values()), *STORY[place + 1 :]]
+
+
+def test_an_honest_log_holds_every_verdict() -> None:
+    assert judged() == dict.fromkeys((CONSERVATION, TIME, STALENESS, CAP, LITTLE), True)
+
+
+def test_verdicts_give_the_numbers_behind_them() -> None:
+    events = table()
+    details = {v.name: v.detail for v in verdicts(events, lease_table(events, END_S), LEDGER, END_S, 3, 1)}
+    assert details[CONSERVATION] == (
+        "7 admitted = 1 in flight + 1 buffered + 2 consumed + 1 rejected + 1 failed + 1 cancelled"
+    )
+    assert details[TIME] == "20 events, 0 steps back"
+    assert details[STALENESS] == "2 applied, 0 wrong, 0 beyond the bound of 1"
+    assert details[CAP] == "at most 2 of 3"
+    assert "in flight on average = " in details[LITTLE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lease"),
+    [("consumed", 1), ("failed", 2), ("rejected", 3), ("cancelled", 5), ("delivered", 4), ("admitted", 6)],
+)
+def test_a_lost_row_of_a_lease_breaks_conservation(kind: str, lease: int) -> None:
+    assert CONSERVATION in broken(without(kind, lease))
+
+
+@pytest.mark.parametrize("key", ["admitted", "in_flight", "buffered", "consumed"])
+def test_a_ledger_that_counts_otherwise_breaks_conservation(key: str) -> None:
+    assert broken(ledger={**LEDGER, key: LEDGER[key] + 1}) == {CONSERVATION}
+
+
+def test_a_ledger_whose_reasons_do_not_add_up_breaks_conservation() -> None:
+    assert broken(ledger={**LEDGER, "failed": {}}) == {CONSERVATION}
+    assert broken(ledger={**LEDGER, "failed": {"crash": 1, "dropout": 1}}) == {CONSERVATION}
+
+
+def test_a_contribution_used_twice_breaks_conservation() -> None:
+    """Once is an update; twice is work invented, though the lease still has one last outcome."""
+    twice = [*STORY, (5.5, "consumed", 0, 5, 0, 2, 2, None)]
+    assert CONSERVATION in broken(twice)
+
+
+def test_a_contribution_that_was_rejected_and_used_breaks_conservation() -> None:
+    both = [*STORY[:3], (1.0, "rejected", 0, 5, 0, 0, 0, "not finite"), *STORY[3:]]
+    assert CONSERVATION in broken(both)
+
+
+def test_a_contribution_of_a_lease_that_was_never_admitted_breaks_conservation() -> None:
+    stray = [*STORY, (5.5, "consumed", 99, 5, 2, 2, 0, None)]
+    assert CONSERVATION in broken(stray)
+
+
+def test_time_that_goes_back_is_found() -> None:
+    assert TIME in broken(changed(12, time_s=2.0))
+
+
+@pytest.mark.parametrize("staleness", [-1, -5, 0, 2])
+def test_a_staleness_that_is_negative_or_not_the_difference_of_versions_is_found(staleness: int) -> None:
+    assert broken(changed(8, staleness=staleness)) == {STALENESS}
+
+
+def test_a_version_older_than_its_base_is_found() -> None:
+    assert STALENESS in broken(changed(8, version=0, base_version=1, staleness=-1))
+
+
+def test_a_staleness_beyond_the_bound_is_found() -> None:
+    assert broken(bound=0) == {STALENESS}
+    assert broken(bound=1) == set()
+
+
+def test_more_in_flight_than_the_cap_is_found() -> None:
+    assert broken(cap=1) == {CAP}
+    assert broken(cap=2) == set()
+
+
+def test_little_breaks_when_leases_and_events_disagree() -> None:
+    events = table()
+    honest = lease_table(events, END_S)
+    for doctored in (
+        honest.with_columns(end_s=pl.col("end_s") + 0.01),
+        honest.with_columns(start_s=pl.col("start_s") * 1.001),
+        honest.head(6),
+    ):
+        found = {v.name: v.holds for v in verdicts(events, doctored, LEDGER, END_S, 3)}
+        assert not found[LITTLE]
+
+
+def test_an_empty_run_holds_every_verdict() -> None:
+    nothing = {
+        "admitted": 0,
+        "in_flight": 0,
+        "buffered": 0,
+        "consumed": 0,
+        "rejected": {},
+        "failed": {},
+        "cancelled": {},
+    }
+    events = table([])
+    found = verdicts(events, lease_table(events, 0.0), nothing, 0.0, 3)
+    assert all(verdict.holds for verdict in found)
