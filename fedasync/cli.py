@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -65,16 +65,21 @@ def main() -> None:
     sys.path.insert(0, "")  # a user's own modules, named by dotted path, stand in the working directory
     try:
         app()
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
-    except ValueError as error:
-        if type(error).__name__ != "StudyError":
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise
-        typer.echo(f"fedasync: {error}", err=True)
-        raise SystemExit(2) from None
+        _end("interrupted; the same command goes on from there", INTERRUPTED)
+    except ValueError as error:
+        if not hasattr(error, "status"):  # no StudyError
+            raise
+        _end(str(error), error.status)
     except OSError as error:
-        typer.echo(f"fedasync: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
-        raise SystemExit(1) from None
+        _end(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    typer.echo(f"fedasync: {' '.join(line.split())}", err=True)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

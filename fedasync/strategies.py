@@ -6,8 +6,8 @@ function that returns a ``Strategy``, named there by its dotted path.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack, get_type_hints
 
 from typing_extensions import TypedDict
 
@@ -111,6 +111,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 
 
 def _round(name: str, cohort: int, keep: int | None, proximal_mu: float, bounds: Bounds) -> Strategy:
+    _known(name, bounds, Bounds)
     return Strategy(
         name,
         Cohort(cohort, keep),
@@ -131,6 +132,7 @@ def _asynchronous(
     dispatch: Dispatch,
     proximal_mu: float = 0.0,
 ) -> Strategy:
+    _known(name, dispatch, Dispatch)
     admission = Concurrency(
         concurrency, dispatch.get("redispatch", "after_step"), dispatch.get("simultaneous", "one_by_one")
     )
@@ -144,6 +146,11 @@ def _asynchronous(
         dispatch.get("lease_timeout_s"),
         proximal_mu,
     )
+
+
+def _known(name: str, knobs: Mapping[str, object], table: Any) -> None:
+    if unknown := set(knobs) - set(get_type_hints(table)):
+        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def _publication(bounds: Bounds) -> EveryVersion | EveryN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import NamedTuple
 
 from fedasync.aggregation.model import Contribution, Model
@@ -16,6 +17,8 @@ class Defect(NamedTuple):
 
 def defect(contribution: Contribution, model: Model) -> Defect | None:
     """What makes a contribution unfit for ``model``, or None."""
+    if not isinstance(contribution, Contribution):
+        return Defect("no contribution", f"got {type(contribution).__name__}; a Contribution would do")
     values, expected = contribution.values, model.values
     if contribution.form not in ("parameters", "delta"):
         return Defect("unknown form", f"form {contribution.form!r}; 'parameters' or 'delta' would do")
@@ -23,8 +26,9 @@ def defect(contribution: Contribution, model: Model) -> Defect | None:
         return Defect("wrong shape", f"shape {list(values.shape)}, the model has {list(expected.shape)}")
     if values.dtype != expected.dtype:
         return Defect("wrong dtype", f"dtype {values.dtype}, the model has {expected.dtype}")
-    if isinstance(contribution.samples, bool) or not isinstance(contribution.samples, int) or contribution.samples < 1:
-        return Defect("no samples", f"samples = {contribution.samples!r}; an integer ≥ 1 would do")
+    samples = contribution.samples
+    if isinstance(samples, bool) or not isinstance(samples, Integral) or samples < 1:
+        return Defect("no samples", f"samples = {samples!r}; an integer ≥ 1 would do")
     # One pass: any infinity or NaN among the summands makes the sum one, unless finite values overflow it.
     if not values.sum().isfinite() and not values.isfinite().all():
         bad = int((~values.isfinite()).sum())

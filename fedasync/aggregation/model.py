@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -95,6 +96,23 @@ class Model:
     def tensors(self) -> dict[str, Tensor]:
         """The named tensors, as views."""
         return self.layout.views(self.values, self.integers)
+
+    def to_bytes(self) -> bytes:
+        """The named tensors in the safetensors format, their order in its metadata."""
+        from safetensors.torch import save
+
+        tensors = self.tensors()
+        return save({name: t.contiguous() for name, t in tensors.items()}, {"order": json.dumps(list(tensors))})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Model:
+        """The model that ``to_bytes`` wrote; for another's safetensors file, its tensors in the file's order."""
+        from safetensors.torch import load
+
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        order = json.loads(header.get("__metadata__", {}).get("order", "null")) or list(tensors)
+        return cls.from_tensors({name: tensors[name] for name in order})
 
     def copy(self) -> Model:
         return Model(self.values.clone(), self.layout, None if self.integers is None else self.integers.clone())

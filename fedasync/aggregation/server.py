@@ -99,7 +99,10 @@ class Server:
         if contribution.form == self.update.wants:
             return contribution
         sign = -1 if self.update.wants == "delta" else 1
-        return replace(contribution, values=contribution.values.add_(base.values, alpha=sign), form=self.update.wants)
+        values = contribution.values
+        if values.untyped_storage().data_ptr() == base.values.untyped_storage().data_ptr():
+            values = values.clone()  # the client handed back the base itself, which others read
+        return replace(contribution, values=values.add_(base.values, alpha=sign), form=self.update.wants)
 
     def _carry_integers(self, entering: tuple[Arrival, ...]) -> None:
         """Counters are never averaged: the largest that came in is carried on."""

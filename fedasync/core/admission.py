@@ -89,6 +89,11 @@ class Concurrency:
 
     def __post_init__(self) -> None:
         _positive("concurrency", self.limit)
+        if self.redispatch == "before_step" and self.simultaneous == "together":
+            raise ValueError(
+                "slots cannot be given out before the step and after all arrivals of the instant: "
+                "redispatch = 'after_step', or simultaneous = 'one_by_one', would do"
+            )
 
     @property
     def most_in_flight(self) -> int:

@@ -198,8 +198,7 @@ class Coordinator:
         """Who waits for whom, in one line."""
         workers = sorted({lease.worker for lease in self._leases.values()})
         shown = ", ".join(map(str, workers[:8])) + (f" and {len(workers) - 8} more" if len(workers) > 8 else "")
-        target = self.strategy.admission.target if isinstance(self.strategy.admission, Cohort) else 0
-        missing = self.strategy.buffer.missing(len(self._waiting), len(self._window), target)
+        missing = self.strategy.buffer.missing(len(self._waiting), len(self._window), self._round_target)
         parts = [f"version {self.version}"]
         if self._step is not None:
             parts.append(f"the server applies {len(self._step.entering)} contributions and must commit")
@@ -217,7 +216,7 @@ class Coordinator:
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain data (JSON keeps it), between any two calls."""
         return {
-            "strategy": self.strategy.name,
+            "strategy": repr(self.strategy),
             "version": self.version,
             "published": self.published,
             "accepted": self.accepted,
@@ -244,8 +243,8 @@ class Coordinator:
 
         Raises ValueError when the snapshot was taken under another strategy.
         """
-        if state["strategy"] != strategy.name:
-            raise ValueError(f"the snapshot is of strategy {state['strategy']!r}, not of {strategy.name!r}")
+        if state["strategy"] != repr(strategy):
+            raise ValueError(f"the snapshot is of strategy {state['strategy']}, not of {strategy!r}")
         self = cls(strategy, record)
         self.version = state["version"]
         self.published = state["published"]
@@ -284,6 +283,15 @@ class Coordinator:
         self.ledger.ignored += 1
         self._record(now, log.IGNORED, lease_id, log.NONE, log.NONE, self.version, log.NONE, "the lease had ended")
         return None
+
+    @property
+    def _round_target(self) -> int:
+        """Results that the round still hopes for: those asked for, less the failures that nobody replaces."""
+        cohort = self.strategy.admission
+        if not isinstance(cohort, Cohort):
+            return 0
+        to_come = cohort.size - self.round_started + len(self._leases)
+        return min(cohort.target, len(self._waiting) + to_come)
 
     def _too_stale(self, lease: Lease) -> bool:
         bound = self.strategy.max_staleness

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
-from fedasync.core.buffering import Barrier, Buffer
+from fedasync.core.buffering import Barrier, Buffer, Tumbling
 from fedasync.core.publication import EveryN, EveryVersion, Publication
 
 
@@ -38,12 +38,12 @@ class Strategy:
                 f"{type(self.admission).__name__} with {type(self.buffer).__name__}: no round would ever end"
             )
         if isinstance(self.admission, StalenessBudget):
-            most = (self.admission.eta + 1) * self.admission.batch
-            size = getattr(self.buffer, "size", 1)
-            if size > most:
+            batch, taken = self.admission.batch, getattr(self.buffer, "size", None)
+            if not isinstance(self.buffer, Tumbling) or taken != batch:
                 raise ValueError(
-                    f"strategy {self.name!r}: a buffer of K = {size} can never be reached: the staleness budget admits "
-                    f"{most} before the first step; K ≤ {most} would do"
+                    f"strategy {self.name!r}: a buffer of K = {taken} does not fit a staleness budget, which admits "
+                    f"batch = {batch} more leases a version: larger it can never be reached after a while, smaller the "
+                    f"leases in flight grow without bound; a tumbling buffer of K = {batch} would do"
                 )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(f"strategy {self.name!r}: max_staleness must be an integer ≥ 0, got {self.max_staleness}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +21,7 @@ def event_table(log: EventLog) -> pl.DataFrame:
     """The log as a table: the columns of docs/log.md, null where there is nothing to say."""
     import polars as pl
 
-    columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in log.columns.items() if column}
-    if not columns:
-        columns = {name: np.empty(0, column.typecode) for name, column in log.columns.items()}
+    columns = {name: np.array(column, dtype=column.typecode) for name, column in log.columns.items()}
     table = pl.DataFrame({name: column for name, column in columns.items() if name not in ("kind", "reason")})
     kinds = pl.Series("kind", columns["kind"]).cast(pl.UInt32)
     reasons = pl.Series("reason", columns["reason"])
@@ -129,7 +128,7 @@ def last_and_best(metrics: pl.DataFrame) -> tuple[dict[str, float], dict[str, fl
     names: Sequence[str] = metrics["name"].to_list()
     for name, value in zip(names, metrics["value"].to_list(), strict=True):
         last[name] = value
-        best[name] = max(best.get(name, value), value)
+        best[name] = value if isnan(best.get(name, value)) else max(best.get(name, value), value)
     return last, best
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,14 @@ class Run:
     """One run of one strategy on one world with one seed.
 
     ``events`` and ``metrics`` are the two tables of docs/log.md; ``summary`` holds what is derived from them, and
-    ``config`` what was asked for. ``model`` is the last version (None for a timing-only run).
+    ``config`` what was asked for. ``last_model`` is the last version as it comes out of a run; read ``model``, which
+    also finds it in the folder.
     """
 
     config: dict[str, Any]
     summary: dict[str, Any]
     tables: Mapping[str, pl.DataFrame] = field(repr=False, default_factory=dict)
-    model: Model | None = field(repr=False, default=None)
+    last_model: Model | None = field(repr=False, default=None)
     folder: Path | None = None
 
     @property
@@ -55,6 +57,15 @@ class Run:
     @cached_property
     def metrics(self) -> pl.DataFrame:
         return self._table("metrics", METRICS)
+
+    @cached_property
+    def model(self) -> Model | None:
+        """The last version; None for a timing-only run."""
+        if self.last_model is not None or self.folder is None or not (self.folder / MODEL).is_file():
+            return self.last_model
+        from fedasync.aggregation.model import Model
+
+        return Model.from_bytes((self.folder / MODEL).read_bytes())
 
     def _table(self, name: str, file: str) -> pl.DataFrame:
         if name in self.tables:
@@ -76,22 +87,23 @@ class Run:
             summary = json.loads((folder / SUMMARY).read_text())
         except FileNotFoundError as error:
             raise ValueError(f"{folder}: no finished run here ({Path(error.filename).name} is missing)") from None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{folder}: not readable as a run ({error})") from None
         return cls(config, summary, folder=folder)
 
     def save(self, folder: Path) -> None:
         """Write the folder's files; the summary, which marks a run as finished, comes last."""
         folder.mkdir(parents=True, exist_ok=True)
+        model, tables = self.model, (self.events, self.metrics)  # read what may lie in this very folder
+        for stale in (SUMMARY, MODEL):
+            (folder / stale).unlink(missing_ok=True)
         write(folder / CONFIG, _json(self.config))
-        for table, file in ((self.events, EVENTS), (self.metrics, METRICS)):
+        for table, file in zip(tables, (EVENTS, METRICS), strict=True):
             buffer = io.BytesIO()
             table.write_parquet(buffer)
             write(folder / file, buffer.getvalue())
-        if self.model is not None:
-            from safetensors.torch import save
-
-            write(folder / MODEL, save({k: v.contiguous() for k, v in self.model.tensors().items()}))
+        if model is not None:
+            write(folder / MODEL, model.to_bytes())
         write(folder / SUMMARY, _json(self.summary))
 
 
@@ -106,4 +118,13 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(_finite(value), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity: a metric that diverged stands as null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

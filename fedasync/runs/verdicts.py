@@ -32,14 +32,30 @@ def verdicts(
 ) -> list[Verdict]:
     """Judge a log of ``end_s`` seconds against its ledger and its strategy's bounds."""
     return [
-        _conservation(leases, ledger),
+        _conservation(events, leases, ledger),
         _time(events),
         _staleness(events, max_staleness),
         *_in_flight(events, leases, end_s, most_in_flight),
     ]
 
 
-def _conservation(leases: pl.DataFrame, ledger: dict[str, Any]) -> Verdict:
+def _conservation(events: pl.DataFrame, leases: pl.DataFrame, ledger: dict[str, Any]) -> Verdict:
+    """Every lease has one outcome, the log and the ledger agree on how many have which, and none is used twice."""
+    import polars as pl
+
+    kind = pl.col("kind")
+    twice = (
+        events.filter(pl.col("lease").is_not_null() & (kind != "ignored"))
+        .group_by("lease")
+        .agg(
+            admitted=(kind == "admitted").sum(),
+            delivered=(kind == "delivered").sum(),
+            consumed=(kind == "consumed").sum(),
+            ended=kind.is_in(["consumed", *ENDS]).sum(),
+        )
+        .filter((pl.col("admitted") != 1) | (pl.col("ended") > 1) | (pl.col("consumed") > pl.col("delivered")))
+        .height
+    )
     counted = dict(leases["outcome"].value_counts(sort=True).iter_rows())
     booked = {
         "in flight": ledger["in_flight"],
@@ -47,11 +63,14 @@ def _conservation(leases: pl.DataFrame, ledger: dict[str, Any]) -> Verdict:
         "consumed": ledger["consumed"],
         **{kind: sum(ledger[kind].values()) for kind in ENDS},
     }
-    holds = len(leases) == ledger["admitted"] == sum(booked.values()) and all(
-        counted.get(outcome, 0) == count for outcome, count in booked.items()
+    holds = (
+        twice == 0
+        and len(leases) == ledger["admitted"] == sum(booked.values())
+        and all(counted.get(outcome, 0) == count for outcome, count in booked.items())
     )
     parts = " + ".join(f"{count} {outcome}" for outcome, count in booked.items() if count)
-    return Verdict("conservation of work", holds, f"{ledger['admitted']} admitted = {parts or 0}")
+    odd = f"; {twice} leases with more than one outcome or none admitted" if twice else ""
+    return Verdict("conservation of work", holds, f"{ledger['admitted']} admitted = {parts or 0}{odd}")
 
 
 def _time(events: pl.DataFrame) -> Verdict:

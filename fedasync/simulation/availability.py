@@ -109,23 +109,37 @@ class Intervals:
 
 
 class _Calendar:
+    """Change times in order; with a cycle those of one turn, the k-th turn's being k·cycle later."""
+
     def __init__(self, plan: Intervals) -> None:
         self._cycle_s = plan.cycle_s
-        turns = (0.0,) if plan.cycle_s is None else (0.0, plan.cycle_s)  # two, so that a period may span the turn
-        self._changes = [
-            _merged([(start + turn, end + turn) for turn in turns for start, end in pairs]) for pairs in plan.intervals
-        ]
+        self._changes = [_merged(pairs) for pairs in plan.intervals]
+        self._starts_on = [False] * len(self._changes)
+        if plan.cycle_s is None:
+            return
+        for client, changes in enumerate(self._changes):
+            if changes and changes[-1] == plan.cycle_s:  # online over the turn: the change there is none, or the next's
+                self._starts_on[client] = True
+                changes.pop()
+                changes[:] = changes[1:] if changes[0] == 0 else [0.0, *changes]
 
     def __call__(self, client: int, now: float) -> tuple[bool, float]:
-        changes = self._changes[client]
-        if self._cycle_s is None:
-            place = bisect_right(changes, now)
-            return place % 2 == 1, changes[place] if place < len(changes) else inf
-        if not changes or changes == [0.0, 2 * self._cycle_s]:
-            return bool(changes), inf
-        turn = now // self._cycle_s * self._cycle_s
-        place = bisect_right(changes, now - turn)
-        return place % 2 == 1, turn + changes[place]
+        changes, starts_on, cycle_s = self._changes[client], self._starts_on[client], self._cycle_s
+        if not changes:
+            return starts_on, inf
+        turn = 0.0 if cycle_s is None else _turn(now, cycle_s)
+        offset = turn * (cycle_s or 0.0)
+        place = bisect_right(changes, now, key=lambda change: offset + change)
+        online = (place % 2 == 1) != starts_on
+        if place < len(changes):
+            return online, offset + changes[place]
+        return online, inf if cycle_s is None else (turn + 1) * cycle_s + changes[0]
+
+
+def _turn(now: float, cycle_s: float) -> float:
+    """The k with k·cycle ≤ now < (k + 1)·cycle in the very floats; a quotient alone may be one off."""
+    turn = now // cycle_s
+    return turn - 1 if turn * cycle_s > now else turn + 1 if (turn + 1) * cycle_s <= now else turn
 
 
 def _merged(pairs: Sequence[tuple[float, float]]) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import exp, lgamma
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedasync.aggregation.fedfa import WindowMean
 from fedasync.core import Cohort, Concurrency, EveryVersion, Strategy, Tumbling
 from fedasync.core import staleness as core_staleness
 from fedasync.simulation.federated import Settings
-from fedasync.simulation.laws import Law
+from fedasync.simulation.laws import Law, Pareto
 from fedasync.simulation.population import Clients
 from fedasync.workloads import Quadratic
 
@@ -51,6 +52,9 @@ def expected_order_statistic(law: Law, k: int, n: int) -> float:
 
     if not 1 <= k <= n:
         raise ValueError(f"order statistic: k must lie in 1 … n = {n}, got {k}")
+    if isinstance(law, Pareto) and law.cap is None:  # near α = 1 most of the mean lies beyond what a float u can reach
+        a = 1 / law.alpha
+        return law.minimum * exp(lgamma(n + 1) - lgamma(n + 1 - a) + lgamma(n - k + 1 - a) - lgamma(n - k + 1))
     below_one = float(np.nextafter(1.0, 0.0))
 
     def value(p: float) -> float:

@@ -143,6 +143,8 @@ class FederatedSimulation:
         """
         end_s = self._run()
         self._evaluate_until(end_s, inclusive=True)
+        if self._reached_s < inf:
+            self.ended, end_s = "target", self._reached_s
         if not self.evaluations.time_s or self.evaluations.time_s[-1] < end_s:
             self._evaluate(end_s)
         return end_s
@@ -156,14 +158,13 @@ class FederatedSimulation:
             if next_s > env.now and self._dispatch_due:
                 self._dispatch()
                 continue
-            if next_s > limit_s:
+            if next_s == inf or next_s > limit_s:
                 if next_s == inf:
                     self.ended = f"nothing can happen any more: {self.coordinator.explain()}"
                 return limit_s if limit_s < inf else self.now
             self._evaluate_until(next_s)
             if self._reached_s < inf:
-                self.ended = "target"
-                return self._reached_s
+                return self.now
             env.step()
         return self.now
 
@@ -191,12 +192,14 @@ class FederatedSimulation:
             self._learner.start(lease, turn)
         fate = self._working[lease.id] = self._clients.fate(client, turn, lease.id, lease.admitted_s)
         if fate.end_s < inf:
-            self._at(fate.end_s, lambda _: self._ends(lease, fate))
+            self._at(fate.end_s, self._ends, (lease, fate))
         if lease.deadline_s is not None:
             self._set_timer()
 
-    def _ends(self, lease: Lease, fate: Fate) -> None:
+    def _ends(self, event: simpy.Event) -> None:
         """The client is done with a lease, one way or another."""
+        done: tuple[Lease, Fate] = event.value  # type: ignore[assignment]
+        lease, fate = done
         if fate.silent:
             return  # the lease stays in flight until its time-out, which sends the client back to the idle ones
         if self._working.pop(lease.id, None) is None:
@@ -294,13 +297,13 @@ class FederatedSimulation:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _at(self, time_s: float, call: Callable[[simpy.Event], None]) -> None:
+    def _at(self, time_s: float, call: Callable[[simpy.Event], None], value: object = None) -> None:
         """Call at the given time or, where the sum of two floats misses it, at the next number after it."""
         now = self._env.now
         delay = time_s - now
         while now + delay < time_s:
             delay = nextafter(delay, inf)
-        self._env.timeout(delay).callbacks.append(call)
+        self._env.timeout(delay, value).callbacks.append(call)
 
     def _set_timer(self) -> None:
         deadline_s = self.coordinator.next_timer()
@@ -345,6 +348,8 @@ class FederatedSimulation:
             self._last_evaluation = (version, self._learner.evaluate(version))
         if self._to_reach:
             found = self._last_evaluation[1]
+            if unknown := self._to_reach.keys() - found.keys():
+                raise ValueError(f"target {min(unknown)!r}: the workload has no such metric; it has {sorted(found)}")
             self._to_reach = {name: level for name, level in self._to_reach.items() if not found[name] >= level}
             self._reached_s = inf if self._to_reach else at_s
         for name, value in self._last_evaluation[1].items():

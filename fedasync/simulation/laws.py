@@ -137,7 +137,7 @@ class HalfNormal:
         _check("half_normal", "minimum", self.minimum, or_equal=True)
 
     def quantile(self, u: float) -> float:
-        return self.minimum + self.sd * _normal_quantile((1.0 + u) / 2.0)
+        return self.minimum - self.sd * _normal_quantile((1.0 - u) / 2.0)  # this half keeps its digits as u → 1
 
     @property
     def mean(self) -> float:

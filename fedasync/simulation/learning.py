@@ -22,7 +22,11 @@ class Learner:
 
     def __init__(self, strategy: Strategy, workload: Workload, seed: int) -> None:
         self.workload = workload
-        self.server = Server(strategy.update, workload.initial_model(seed))
+        try:
+            model = workload.initial_model(seed)
+        except Exception as error:
+            raise WorkloadError(f"initial_model raised {type(error).__name__}: {error}") from error
+        self.server = Server(strategy.update, model)
         self._mu = strategy.proximal_mu
         self._seeds = Stream(seed, "training")
         self._turns: dict[int, int] = {}
@@ -57,6 +61,6 @@ class Learner:
         """Metrics of the current model. Raises WorkloadError."""
         try:
             metrics = self.workload.evaluate(self.server.model)
+            return {name: float(value) for name, value in metrics.items()}
         except Exception as error:
             raise WorkloadError(f"version {version}: evaluate raised {type(error).__name__}: {error}") from error
-        return {name: float(value) for name, value in metrics.items()}

@@ -116,9 +116,9 @@ class Clients:
         return self.slowness[client] * mean_s + self.fixed_s[client]
 
     @property
-    def is_instant(self) -> bool:
-        """All work takes no time at all."""
-        return (self._duration.mean == 0 or not any(self.slowness)) and not any(self.fixed_s)
+    def instant_client(self) -> int | None:
+        """A client whose work takes no time at all."""
+        return next((client for client in range(self.count) if self.mean_work_s(client) == 0), None)
 
     def work_s(self, client: int, turn: int, lease_id: int) -> float:
         """Seconds that the ``turn``-th lease of a client takes when nothing interrupts it."""

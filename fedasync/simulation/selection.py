@@ -30,6 +30,7 @@ class IdleClients:
         self._asleep: list[tuple[float, int]] = []
         self._stream = Stream(seed, "selection")
         self._draws = 0
+        self._ahead: list[int] = []
 
     def free(self, client: int) -> None:
         """The client has no lease any more."""
@@ -61,8 +62,10 @@ class IdleClients:
             return self._freed.popleft() if self._freed else next(self._fresh, None)
         if not self._idle:
             return None
-        place = self._stream.bits(self._draws) % len(self._idle)
-        self._draws += 1
+        if not self._ahead:
+            self._ahead = self._stream.block(self._draws, 1024)[::-1]
+            self._draws += 1024
+        place = self._ahead.pop() % len(self._idle)
         last = self._idle.pop()
         if place == len(self._idle):
             return last

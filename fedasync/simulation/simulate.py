@@ -54,7 +54,13 @@ def simulate(
     Raises ValueError when the parts do not fit together, WorkloadError when the workload raises, and
     NothingAcceptedError when the run can make no progress.
     """
+    if settings is not None and limits:
+        raise TypeError(f"give settings, or {', '.join(limits)} as keywords, not both")
     settings = Settings(**limits) if settings is None else settings
+    if settings.stop_at_target and (not target or workload is None or settings.evaluate_every_s is None):
+        raise ValueError(
+            "stop_at_target needs a target, a workload, and evaluate_every_s: without them none is ever seen"
+        )
     clients = _clients(population, workload, seed)
     _check(strategy, clients, settings)
     learner = None if workload is None else Learner(strategy, workload, seed)
@@ -139,9 +145,12 @@ def _check(strategy: Strategy, clients: Clients, settings: Settings) -> None:
             f"crash_probability = {clients.population.crash_probability}: a crashed client never answers, and strategy "
             f"{strategy.name!r} would wait for ever; give it a lease_timeout_s"
         )
-    takes_no_time = clients.is_instant and settings.server_step_s == 0
-    if takes_no_time and settings.updates is None and settings.versions is None:
-        raise ValueError("all work takes 0 s, so time_s is never reached: give updates or versions as the run's end")
+    instant = clients.instant_client
+    if instant is not None and settings.server_step_s == 0 and settings.updates is None and settings.versions is None:
+        raise ValueError(
+            f"the work of client {instant} takes 0 s, so time_s may never be reached: "
+            "give updates or versions as the run's end, or every client a duration > 0"
+        )
 
 
 def _describe(strategy: Strategy, population: Population, settings: Settings, seed: int) -> dict[str, Any]:

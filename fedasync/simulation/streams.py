@@ -36,6 +36,17 @@ class Stream:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return z ^ (z >> 31)
 
+    def block(self, first: int, count: int) -> list[int]:
+        """``bits(a)`` for a = first … first + count − 1, made together."""
+        key, gold = np.uint64(self._key), np.uint64(0x9E3779B97F4A7C15)
+        z = key + np.arange(first, first + count, dtype=np.uint64) * gold
+        for added in (gold, np.uint64(0)):
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z = (z ^ (z >> np.uint64(31))) + added
+        found: list[int] = z.tolist()
+        return found
+
     def uniform(self, a: int, b: int = 0) -> float:
         """A number in the open interval (0, 1)."""
         return ((self.bits(a, b) >> 12) + 0.5) * 2.0**-52

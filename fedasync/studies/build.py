@@ -35,6 +35,9 @@ def build(config: dict[str, Any], where: str) -> Parts:
     for table in ("strategy", "population", "run"):
         if table not in config:
             raise StudyError(f"{where}: the table [{table}] is missing")
+    for table, value in config.items():
+        if table not in ("targets", "seed") and not isinstance(value, dict):
+            raise StudyError(f"{where}: {table}: got {value!r}; a table would do")
     row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
     strategy = _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
     population = parse(Population, config["population"], f"{where}: population")
@@ -51,7 +54,12 @@ def _without(table: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _strategy(make: Callable[..., Any], table: dict[str, Any], where: str) -> Strategy:
-    strategy = parse(make, table, where)
+    try:
+        strategy = parse(make, table, where)
+    except StudyError:
+        raise
+    except Exception as error:
+        raise StudyError(f"{where}: {make.__name__} raised {type(error).__name__}: {error}") from error
     if not isinstance(strategy, Strategy):
         raise StudyError(f"{where}: {make.__name__} returned {type(strategy).__name__}; a Strategy would do")
     return strategy
@@ -62,10 +70,7 @@ def _workload(make: Callable[..., Any], table: dict[str, Any], seed: int, where:
         table = {"seed": seed, **table}
 
     def workload() -> Workload:
-        try:
-            made: Workload = parse(make, table, where)
-        except ImportError as error:
-            raise StudyError(f"{where}: {error}") from None
+        made: Workload = parse(make, table, where)
         missing = [name for name in ("client_samples", "initial_model", "train", "evaluate") if not hasattr(made, name)]
         if missing:
             raise StudyError(f"{where}: {make.__name__} is no workload: it has no {', no '.join(missing)}")
@@ -82,14 +87,15 @@ def _named(name: object, known: Mapping[str, Callable[..., Any]], where: str) ->
     if name in known:
         return known[name]
     module_name, dot, attribute = name.rpartition(".")
-    if not dot:
+    if not (dot and attribute):
         raise StudyError(f"{where}: unknown name {name!r}{did_you_mean(name, known)}")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise StudyError(f"{where}: {name!r}: {error}") from None
-    except AttributeError:
-        raise StudyError(f"{where}: {name!r}: module {module_name} has no {attribute}") from None
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise StudyError(f"{where}: {name!r}: importing it raised {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        raise StudyError(f"{where}: {name!r}: module {module_name} has no {attribute}")
+    found = getattr(module, attribute)
     if not callable(found):
         raise StudyError(f"{where}: {name!r} is no class and no function")
     make: Callable[..., Any] = found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,10 @@ MOST_LINES = 5
 
 
 def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: int | None, out: Path | None) -> int:
-    """Run and publish a study; the exit status: 0, 1 when a run failed or met something unfit, 130 after Ctrl-C."""
+    """Run and publish a study; the exit status: 0, or 1 when a run failed or met something unfit.
+
+    Raises StudyError, with status 130 after Ctrl-C and 1 when the machine does not let it go on.
+    """
     console, complaints = _console(), Console(stderr=True, soft_wrap=True)
     path = find(name)
     study = load(path, changes, seeds)
@@ -40,17 +46,18 @@ def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: i
     console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(all_jobs)} runs, {_done(all_jobs, waiting)})")
     try:
         outcomes = _execute(waiting, count, console)
-    except KeyboardInterrupt:
+        errors = [outcome.error for outcome in outcomes if outcome.error]
+        warnings = [outcome.warning for outcome in outcomes if outcome.warning]
+        _tell(errors + warnings, complaints)
+        if len(errors) < len(all_jobs):
+            _show(folder, description, console)
+    except (KeyboardInterrupt, OSError, BrokenProcessPool) as error:
+        store.sweep(folder / "runs")
+        why, status = _end(error, folder)
         finished = sum(store.is_finished(job.folder) for job in all_jobs)
-        complaints.print(
-            f"interrupted: {finished} of {len(all_jobs)} runs are finished; the same command goes on from there"
-        )
-        return 130
-    errors = [outcome.error for outcome in outcomes if outcome.error]
-    warnings = [outcome.warning for outcome in outcomes if outcome.warning]
-    _tell(errors + warnings, complaints)
-    if len(errors) < len(all_jobs):
-        _show(folder, description, console)
+        raise StudyError(
+            f"{why}; {finished} of {len(all_jobs)} runs are finished, and the same command goes on from there", status
+        ) from None
     return 1 if errors or warnings else 0
 
 
@@ -68,7 +75,7 @@ def list_studies() -> None:
             table.add_row(study.name, str(sum(1 for _ in study.plans())), escape(study.header.title), str(path))
         except StudyError as error:
             table.add_row(path.stem, "?", escape(str(error)), str(path))
-    Console().print(table)
+    _console().print(table)
 
 
 def find(name: str) -> Path:
@@ -102,12 +109,26 @@ def _execute(waiting: Sequence[Job], processes: int, console: Console) -> list[O
         TimeRemainingColumn(),
     )
     outcomes = []
-    with Progress(*columns, console=console) as progress:
+    with (
+        Progress(*columns, console=console) as progress,
+        warnings.catch_warnings(),
+        closing(execute(waiting, processes)) as running,
+    ):
+        warnings.filterwarnings("ignore", module="joblib")  # it complains when it is closed early, after Ctrl-C
         task = progress.add_task("runs", total=len(waiting))
-        for outcome in execute(waiting, processes):
+        for outcome in running:
             outcomes.append(outcome)
             progress.advance(task)
     return outcomes
+
+
+def _end(error: BaseException, folder: Path) -> tuple[str, int]:
+    """Why a study ended early, and the exit status for it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or folder}", 1
+    return "a process that made a run was killed, perhaps for want of memory (--jobs 1 takes the least)", 1
 
 
 def _done(all_jobs: Sequence[Job], waiting: Sequence[Job]) -> str:

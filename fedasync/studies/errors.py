@@ -10,13 +10,20 @@ from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class StudyError(ValueError):
-    """A study cannot be run as it is written; the message is for the user, on one line."""
+    """A study cannot be run as it is written, or could not go on; the message is for the user, on one line.
+
+    ``status`` is the exit status that says so.
+    """
+
+    def __init__(self, message: str, status: int = 2) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def parse(target: Any, table: object, where: str) -> Any:
@@ -30,8 +37,11 @@ def parse(target: Any, table: object, where: str) -> Any:
         return TypeAdapter(_callable(target)).validate_json(json.dumps(table), strict=True, extra="forbid")
     except ValidationError as error:
         raise StudyError(_first_line(error, target, where)) from None
-    except ValueError as error:  # raised by the function that was called
+    except (ValueError, ImportError) as error:  # raised by the function that was called
         raise StudyError(f"{where}: {error}") from None
+    except PydanticUserError as error:
+        why = error.message.split(". ")[0]
+        raise StudyError(f"{where}: {target.__name__} cannot be made from TOML: {why}") from None
 
 
 def _callable(target: Any) -> Any:
@@ -58,7 +68,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _first_line(error: ValidationError, target: Any, where: str) -> str:
     errors = _without_other_kinds(error.errors())
     first = min(errors, key=lambda e: e["type"] not in _UNKNOWN)  # a misspelt key is also a missing one
-    # Branches of a union carry the class's name in the location: users see keys only.
+    # Branches of a union carry their type's name in the location: users see keys only.
     place = ".".join([where, *(str(part) for part in first["loc"] if _is_key(part))])
     others = len({tuple(filter(_is_key, e["loc"])) for e in errors}) - 1
     more = f" (and {others} more)" if others else ""
@@ -88,7 +98,7 @@ def _keys(target: Any) -> list[str]:
     keys: list[str] = []
     for name, parameter in signature(target).parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:
-            keys += get_type_hints(get_args(hints[name])[0])
+            keys += [key for table in get_args(hints.get(name)) for key in get_type_hints(table)]
         else:
             keys.append(name)
     return keys
@@ -96,7 +106,7 @@ def _keys(target: Any) -> list[str]:
 
 def _hints(target: Any) -> dict[str, Any]:
     """Annotations of the keys that a function or a class takes."""
-    return get_type_hints(vars(target)["__init__"] if isinstance(target, type) else target)
+    return get_type_hints(target.__init__ if isinstance(target, type) else target)  # type: ignore[misc]
 
 
 def _dataclasses(target: Any) -> dict[str, Any]:
@@ -114,7 +124,8 @@ def _dataclasses(target: Any) -> dict[str, Any]:
 
 
 def _is_key(part: object) -> bool:
-    return isinstance(part, int) or not str(part)[:1].isupper()
+    """And not the name of a union's branch."""
+    return isinstance(part, int) or not (str(part)[:1].isupper() or str(part) == "int" or "[" in str(part))
 
 
 def _demand_kinds(target: Any, value: object, place: str) -> None:

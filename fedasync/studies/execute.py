@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from fedasync.runs.run import Run, write
-from fedasync.simulation import simulate
+from fedasync.simulation import Clients, simulate
+from fedasync.simulation.simulate import _check, _clients
 from fedasync.studies import store
 from fedasync.studies.build import Parts, build
 from fedasync.studies.errors import StudyError
@@ -42,12 +45,12 @@ def jobs(study: Study, folder: Path) -> list[Job]:
     Raises StudyError for the first configuration that cannot run.
     """
     found: list[Job] = []
-    workloads: dict[str, int] = {}
+    worlds: dict[str, Clients | None] = {}
     for plan in study.plans():
         labels = ", ".join(f"{axis} = {label}" for axis, label in plan.labels.items())
         where = f"{study.path} ({labels})" if labels else str(study.path)
         parts = build(plan.config, where)
-        _check(parts, plan, where, workloads)
+        _refuse(parts, plan, where, worlds)
         inputs = store.inputs(plan.config, *parts.sources)
         run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
         found.append(Job(plan, study.name, where, folder / "runs" / run_id))
@@ -56,67 +59,69 @@ def jobs(study: Study, folder: Path) -> list[Job]:
     return found
 
 
-def _check(parts: Parts, plan: RunPlan, where: str, workloads: dict[str, int]) -> None:
-    """Refuse a strategy that its population can never serve, before anything runs."""
-    clients = parts.population.clients
-    if parts.workload is not None:
-        key = repr(plan.config["workload"])
-        if key not in workloads:
-            workloads[key] = _clients_of(parts, where)
-        if clients not in (None, workloads[key]):
-            raise StudyError(
-                f"{where}: population.clients = {clients}, but the workload has {workloads[key]} clients; "
-                f"{workloads[key]} would do, or leave population.clients out"
-            )
-        clients = workloads[key]
-    if clients is not None and (refusal := parts.strategy.refusal(clients)) is not None:
-        raise StudyError(f"{where}: {refusal}")
-
-
-def _clients_of(parts: Parts, where: str) -> int:
-    assert parts.workload is not None
-    workload = parts.workload()
+def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients | None]) -> None:
+    """Refuse what can never run, before anything does."""
+    key = repr((plan.config["population"], plan.config.get("workload")))
     try:
-        return len(workload.client_samples())
-    except Exception as error:
-        raise StudyError(f"{where}: workload: client_samples raised {type(error).__name__}: {error}") from error
+        if key not in worlds:
+            worlds[key] = _world(parts, plan.seed)
+        clients = worlds[key]
+        if clients is not None:
+            _check(parts.strategy, clients, parts.settings)
+    except StudyError:
+        raise
+    except ValueError as error:
+        raise StudyError(f"{where}: {error}") from None
 
 
-def execute(waiting: Sequence[Job], processes: int) -> Iterator[Outcome]:
+def _world(parts: Parts, seed: int) -> Clients | None:
+    """The clients of a run; None when a user's workload raises, which the run will meet again and report."""
+    try:
+        return _clients(parts.population, parts.workload and parts.workload(), seed)
+    except ValueError:
+        raise
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def execute(waiting: Sequence[Job], processes: int) -> Generator[Outcome, None, None]:
     """Make runs in ``processes`` processes; outcomes come as they finish.
 
     A run that fails leaves its traceback in ``<run>.error.log`` beside the run folders; the others go on.
     """
     from joblib import Parallel, delayed
 
-    if processes == 1 or len(waiting) == 1:
+    if processes == 1 or len(waiting) <= 1:
         yield from map(perform, waiting)
         return
     workers = Parallel(n_jobs=min(processes, len(waiting)), return_as="generator_unordered", batch_size=1)
-    yield from workers(delayed(_perform_apart)(job) for job in waiting)
+    with _interrupts_held_back():
+        outcomes = workers(delayed(perform)(job) for job in waiting)
+    yield from outcomes
 
 
-def _perform_apart(job: Job) -> Outcome:
-    """In a worker process: Ctrl-C is the parent's affair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return perform(job)
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C comes only afterwards, and never to processes started meanwhile: they inherit the mask."""
+    resource_tracker.ensure_running()  # starting, it would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def perform(job: Job) -> Outcome:
-    """Make one run and keep it."""
+    """Make one run and keep it. Raises OSError when it cannot be written, which ends the study."""
     log = job.folder.with_name(f"{job.folder.name}.{store.ERROR}")
     try:
         run = _simulate(job)
-        store.keep(run, job.folder)
-        log.unlink(missing_ok=True)
-    except Exception as error:  # noqa: BLE001  a user's code may raise anything; the study reports it and goes on
-        line = f"run {job.folder.name}: {_one_line(error)}"
-        try:
-            job.folder.parent.mkdir(parents=True, exist_ok=True)
-            write(log, "".join(traceback.format_exception(error)).encode())
-        except OSError:  # the disk that failed the run is too full for its traceback as well
-            return Outcome(job.folder, line)
-        return Outcome(job.folder, f"{line} (traceback: {log})")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code may raise anything; the study goes on
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        write(log, "".join(traceback.format_exception(error)).encode())
+        return Outcome(job.folder, f"run {job.folder.name}: {_one_line(error)} (traceback: {log})")
+    store.keep(run, job.folder)
+    log.unlink(missing_ok=True)
     return Outcome(job.folder, warning=_oddity(run, job.folder))
 
 
@@ -162,9 +167,11 @@ def _oddity(run: Run, folder: Path) -> str | None:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
+    text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif not isinstance(error, (ValueError, RuntimeError)):  # those of fedasync speak for themselves
+        text = f"{type(error).__name__}: {text}"
     return " ".join(text.split())
 
 

@@ -12,6 +12,7 @@ from fedasync.runs.run import Run, write
 from fedasync.simulation import Population
 from fedasync.simulation.closed_forms import speedup_ceiling
 from fedasync.studies.errors import StudyError, parse
+from fedasync.studies.store import is_finished
 from fedasync.studies.study import Study
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ def recall(folder: Path) -> dict[str, Any]:
     """The description in a study's folder. Raises StudyError when there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / STUDY).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise StudyError(f"{folder}: no study here: {STUDY}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(found, dict) or "runs" not in found:
+        raise StudyError(f"{folder}: no study here: {STUDY} names no runs")
     return found
 
 
@@ -53,7 +56,10 @@ def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Re
     Raises StudyError when no run has finished, or the report names what does not exist.
     """
     paths = [folder / "runs" / name for name in description["runs"]]
-    runs = [Run.load(path) for path in paths if (path / "summary.json").is_file()]
+    try:
+        runs = [Run.load(path) for path in paths if is_finished(path)]
+    except ValueError as error:
+        raise StudyError(str(error)) from None
     if not runs:
         raise StudyError(f"{folder}: no run has finished, so there is nothing to draw")
     report: Report = parse(Report, description["report"], f"{folder}: report")

@@ -17,6 +17,8 @@ def show_run(folder: Path) -> None:
     """Print ledger, verdicts, staleness, utilisation, targets and closed forms of a finished run."""
     try:
         summary = Run.load(folder).summary
+    except OSError as error:
+        raise StudyError(f"{folder}: no finished run here: {error.strerror}") from None
     except ValueError as error:
         raise StudyError(str(error)) from None
     console = Console()
@@ -41,7 +43,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     if summary["targets"]:
         tables.append(_targets(summary["targets"], summary["best"]))
     if summary["final"]:
-        tables.append(_pairs("final metrics", {k: f"{v:.4g}" for k, v in summary["final"].items()}))
+        tables.append(_pairs("final metrics", {k: _number(v) for k, v in summary["final"].items()}))
     if summary["closed_forms"]:
         tables.append(_closed_forms(summary["closed_forms"]))
     if summary["unfit"]:
@@ -88,6 +90,10 @@ def _pairs(title: str, values: dict[str, str]) -> Table:
     return table
 
 
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
 def _targets(targets: list[dict[str, Any]], best: dict[str, float]) -> Table:
     table = Table("target", "reached at (s)", "after updates", title="targets")
     for target in targets:
@@ -110,7 +116,11 @@ def _closed_forms(forms: list[dict[str, Any]]) -> Table:
     for form in forms:
         error = form["measured"] / form["predicted"] - 1 if form["predicted"] else form["measured"]
         table.add_row(
-            form["name"], form["formula"], f"{form['predicted']:.5g}", f"{form['measured']:.5g}", f"{error:+.2%}"
+            form["name"],
+            escape(form["formula"]),
+            f"{form['predicted']:.5g}",
+            f"{form['measured']:.5g}",
+            f"{error:+.2%}",
         )
     return table
 

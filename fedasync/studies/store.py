@@ -84,4 +84,7 @@ def keep(run: Run, folder: Path) -> None:
 def sweep(runs: Path) -> None:
     """Remove what killed processes left half-written."""
     for partial in runs.glob(".*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)

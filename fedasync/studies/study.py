@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,10 @@ class Study:
         """Every run of the study: the product of its axes, times the seeds."""
         for points in itertools.product(*self.axes):
             config = copy.deepcopy(self.base)
-            labels: dict[str, str] = {}
-            for point in points:
-                labels.update(point.labels)
-                for key, value in point.values.items():
-                    _set(config, key, copy.deepcopy(value), str(self.path))
+            labels = {name: label for point in points for name, label in point.labels.items()}
+            values = {key: value for point in points for key, value in point.values.items()}
+            for key in sorted(values, key=lambda key: key.count(".")):  # a table comes before what is changed in it
+                _set(config, key, copy.deepcopy(values[key]), str(self.path))
             for seed in self.header.seed_list:
                 yield RunPlan(labels, seed, {**config, "targets": dict(self.targets), "seed": seed})
 
@@ -93,25 +94,23 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        content = tomllib.loads(text)
+        content = _toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{path} is not TOML: {error}") from None
     for table, value in content.items():
         if table not in TABLES:
             raise StudyError(f"{path}: {table}: unknown table{did_you_mean(table, TABLES)}")
-        if not isinstance(value, list if table == "axis" else dict):
-            raise StudyError(
-                f"{path}: {table}: must be a table, written as {'[[axis]]' if table == 'axis' else [table]}"
-            )
+        is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+        if not (is_list if table == "axis" else isinstance(value, dict)):
+            written = "[[axis]]" if table == "axis" else f"[{table}]"
+            raise StudyError(f"{path}: {table}: must be a table, written as {written}")
     header = dict(content.get("study", {}))
     if seeds is not None:
         header["seeds"] = seeds
     base = {table: content[table] for table in CONFIGURATION if table in content}
     axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
     axes = _change(base, axes, changes)
-    names = [name for axis in axes for name in axis[0].labels]
-    if len(set(names)) < len(names):
-        raise StudyError(f"{path}: axis: two axes have the same name, among {', '.join(names)}")
+    _check_axes(axes, f"{path}: axis")
     report = parse(Report, content.get("report", {}), f"{path}: report")
     labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
     try:
@@ -130,15 +129,31 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
     )
 
 
+def _toml(text: str, where: str) -> dict[str, Any]:
+    """Read TOML into what JSON can hold: dates and times become texts, and numbers must be finite."""
+    found: dict[str, Any] = json.loads(json.dumps(tomllib.loads(text), default=str))
+    _check_finite(found, where, ())
+    return found
+
+
+def _check_finite(value: object, where: str, keys: tuple[object, ...]) -> None:
+    if isinstance(value, float) and not isfinite(value):
+        raise StudyError(f"{where}: {'.'.join(map(str, keys))}: got {value}; a finite number would do")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        _check_finite(item, where, (*keys, key))
+
+
 def _axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
     """Either ``key`` and ``values`` (one key), or ``points`` that set several keys together."""
-    where = f"{where} {table.get('name', number)}"
-    known = {"name", "key", "values", "labels", "points"}
+    name = table.get("name", number)
+    where = f"{where} {', '.join(map(str, name)) if isinstance(name, list) else name}"
+    if ("points" in table) == ("values" in table):
+        raise StudyError(f"{where}: give either key and values, or points")
+    known = ("name", "points") if "points" in table else ("name", "key", "values", "labels")
     for key in table:
         if key not in known:
             raise StudyError(f"{where}.{key}: unknown key{did_you_mean(key, known)}")
-    if ("points" in table) == ("values" in table):
-        raise StudyError(f"{where}: give either key and values, or points")
     if "values" in table:
         return _one_key(table, where)
     names = table.get("name")
@@ -149,6 +164,27 @@ def _axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
     return tuple(_point(point, names, f"{where}, point {place}") for place, point in enumerate(points, 1))
 
 
+def _check_axes(axes: Sequence[Sequence[Point]], where: str) -> None:
+    """Names, labels and keys must differ: what is drawn under a label is what the label says."""
+    names = [name for axis in axes for name in axis[0].labels]
+    if len(set(names)) < len(names):
+        raise StudyError(f"{where}: two axes have the same name, among {', '.join(names)}")
+    varied: dict[str, str] = {}
+    for axis in axes:
+        name = ", ".join(axis[0].labels)
+        labels = [", ".join(point.labels.values()) for point in axis]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise StudyError(f"{where} {name}: two points have the label {label!r}; give them different ones")
+        for key in dict.fromkeys(key for point in axis for key in point.values):
+            table = key.split(".")[0]
+            if table not in CONFIGURATION:
+                raise StudyError(f"{where} {name}: {key}: unknown table{did_you_mean(table, CONFIGURATION)}")
+            if key in varied:
+                raise StudyError(f"{where} {name}: {key} is set by axis {varied[key]} already")
+            varied[key] = name
+
+
 def _one_key(table: dict[str, Any], where: str) -> tuple[Point, ...]:
     key, values = table.get("key"), table["values"]
     if not isinstance(key, str) or not isinstance(values, list) or not values:
@@ -157,6 +193,8 @@ def _one_key(table: dict[str, Any], where: str) -> tuple[Point, ...]:
     if not isinstance(labels, list) or len(labels) != len(values) or not all(isinstance(x, str) for x in labels):
         raise StudyError(f"{where}.labels: one text for each of the {len(values)} values would do, got {labels}")
     name = table.get("name", key.rsplit(".", 1)[-1])
+    if not isinstance(name, str):
+        raise StudyError(f"{where}.name: got {name!r}; a text would do")
     return tuple(Point({name: label}, {key: value}) for label, value in zip(labels, values, strict=True))
 
 
@@ -192,7 +230,7 @@ def _change(
         if not equals or not key:
             raise StudyError(f"--set {change}: write it as dotted.key=value")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = _toml(f"value = {text}", f"--set {change}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a text
         if key.split(".")[0] not in CONFIGURATION:

@@ -145,6 +145,17 @@ def test_fedfas_increments_stay_with_the_mean_of_the_window(size: int, dtype: to
             torch.testing.assert_close(runtime.server.model.values.double(), exact, rtol=0, atol=error)
 
 
+def test_the_mean_is_computed_afresh_every_so_many_versions() -> None:
+    """Bit for bit the mean of the window then, and no longer the sum of increments."""
+    now_and_then, always = (Runtime(WindowMean(e), Sliding(7), model(0.0, dtype=torch.float32)) for e in (5, 1))
+    same = []
+    for x in (torch.randn(66, generator=torch.Generator().manual_seed(2)) * 1e3).tolist():
+        values = [r.bring(r.start(), brings(x, dtype=torch.float32)) for r in (now_and_then, always)]
+        same.append(values[0] == values[1])
+    assert all(same[6::5]), "versions 1, 6, 11, …"
+    assert not all(same[6:])
+
+
 def test_recomputing_at_every_version_gives_the_mean_itself() -> None:
     always, seldom = (Runtime(WindowMean(e), Sliding(4), model(0.0)) for e in (1, 10**9))
     for x in torch.randn(40, generator=torch.Generator().manual_seed(2), dtype=torch.float64).tolist():

@@ -23,6 +23,7 @@ from fedasync.core import (
     Sliding,
     StalenessBudget,
     StepReady,
+    Strategy,
     Tumbling,
 )
 
@@ -142,6 +143,14 @@ def test_a_round_ends_with_the_first_that_it_keeps_and_cancels_the_others() -> N
     assert isinstance(events[3], StepReady)
     assert coordinator.deliver(leases[1].id, 3.0) == [Rejected(1, "the lease had ended", ignored=True)]
     assert coordinator.ledger.ignored == 1
+
+
+def test_a_round_may_end_before_all_of_it_has_started_and_the_next_is_as_large() -> None:
+    coordinator = Coordinator(strategy(Cohort(4, keep=1), Barrier()))
+    coordinator.deliver(admit(coordinator, 0, 0.0).id, 1.0)
+    coordinator.commit(1.0)
+    assert [admit(coordinator, worker, 1.0).base_version for worker in range(4)] == [1] * 4
+    assert coordinator.request(4, 1.0) is None
 
 
 def test_a_round_in_which_some_fail_takes_what_it_has() -> None:
@@ -267,9 +276,21 @@ def test_an_explanation_of_a_round_with_failures_lacks_only_what_can_still_come(
 def test_a_snapshot_restores_under_its_own_strategy_only() -> None:
     state = json.loads(json.dumps(Coordinator(EACH).snapshot()))
     assert Coordinator.restore(EACH, state).snapshot() == state
-    other = type(EACH)("another", Concurrency(10), Tumbling(1), None)
-    with pytest.raises(ValueError, match="the snapshot is of strategy 'by hand', not of 'another'"):
+    other = Strategy("another", Concurrency(10), Tumbling(1), None)
+    with pytest.raises(ValueError, match=r"the snapshot is of .*'by hand'.*, not of .*'another'") as refused:
         Coordinator.restore(other, state)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_snapshot_does_not_depend_on_where_its_update_lies_in_memory() -> None:
+    """The update is opaque to the core: another process restores with an instance of its own."""
+
+    class Mine:
+        pass
+
+    ours, theirs = (Strategy("mine", Concurrency(2), Tumbling(1), Mine()) for _ in range(2))
+    state = Coordinator(ours).snapshot()
+    assert Coordinator.restore(theirs, state).snapshot() == state
 
 
 def test_a_snapshot_of_the_same_rule_with_other_knobs_is_refused() -> None:
@@ -317,6 +338,14 @@ def test_a_log_longer_than_its_chunks_keeps_every_row_in_order() -> None:
         f"reason {row % 7}" if row % 2 else None for row in range(10_000)
     ]
     assert {len(column) for column in columns.values()} == {10_000}
+
+
+def test_a_log_takes_as_many_reasons_as_it_has_rows() -> None:
+    """A deployment may well put an address or an exception's text into each."""
+    log = EventLog()
+    for row in range(40_000):
+        log.append(float(row), 3, row, 0, 0, 0, 0, f"client 10.0.{row} went away")
+    assert log.reasons[int(log.columns["reason"][-1])] == "client 10.0.39999 went away"
 
 
 def test_a_coordinator_without_a_log_behaves_the_same() -> None:

@@ -178,6 +178,7 @@ class Life(RuleBasedStateMachine):
         assert [lease.id for lease in self.subject.leases] == [i for i, s in self.state.items() if s == "in_flight"]
         assert self.subject.in_flight <= self.strategy.admission.most_in_flight
         assert (self.subject.version, self.subject.published) == (self.version, self.published)
+        assert self.subject.round_started == self.started_this_round
 
     @invariant()
     def no_step_is_held_back(self) -> None:

@@ -96,7 +96,7 @@ def test_a_loaded_learning_run_has_its_model(learned: Run, tmp_path: Path) -> No
 
 def test_a_model_with_integer_state_and_shapes_is_saved_by_name(learned: Run, tmp_path: Path) -> None:
     tensors = {"fc.weight": torch.ones(2, 3), "bn.num_batches_tracked": torch.tensor(7), "b": torch.zeros(())}
-    replace(learned, model=Model.from_tensors(tensors)).save(tmp_path)
+    replace(learned, last_model=Model.from_tensors(tensors)).save(tmp_path)
     found = load_file(tmp_path / "model.safetensors")
     assert {name: (tuple(t.shape), t.dtype) for name, t in found.items()} == {
         "fc.weight": ((2, 3), torch.float32),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
+import numpy as np
 import pytest
 
 from fedasync.core import EveryN, EveryVersion, StalenessBudget, Strategy, Tumbling
@@ -76,6 +77,15 @@ def test_flower_846_a_crashed_client_falls_silent_and_works_again_after_the_time
     starts = set(leases["start_s"].to_list())
     assert all(end_s in starts or end_s > 96.0 for end_s in crashed["end_s"].to_list()), "the slot comes back at once"
     assert run.summary["ledger"]["consumed"] > 5
+
+
+def test_a_client_whose_crash_comes_after_its_time_out_works_on_until_then() -> None:
+    """The slot is free at the time-out; the client is not, just as one that is merely slow."""
+    population = Population(1, Constant(10.0), crash_probability=1.0)
+    crashes = [Clients(population, 0).fate(0, turn, turn, 0.0).end_s for turn in range(100)]
+    simulation = play(fedasync(concurrency=1, lease_timeout_s=5.0), population, time_s=300.0)
+    waits = np.diff(column(simulation.log, "time_s", "admitted"))
+    assert list(waits) == pytest.approx([max(5.0, crash_s) for crash_s in crashes[: len(waits)]])
 
 
 def test_a_late_result_of_a_timed_out_client_is_ignored_and_the_client_works_again() -> None:

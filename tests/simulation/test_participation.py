@@ -9,8 +9,9 @@ from fedasync.core import Concurrency, Tumbling
 from fedasync.simulation.federated import FederatedSimulation
 from fedasync.simulation.laws import Exponential, Law, Uniform, Values
 from fedasync.simulation.population import Population
+from fedasync.strategies import fedavg
 
-from .worlds import column, play, timing
+from .worlds import column, constant_times, play, timing
 
 SLOWNESS = (1.0, 1.5, 2.5, 4.0, 8.0, 10.5)
 
@@ -58,6 +59,12 @@ def test_a_large_pool_that_draws_at_random_gives_every_client_the_same_share_of_
     counts = np.bincount(column(simulation.log, "worker", "admitted"), minlength=40)
     expected = counts.sum() / 40
     assert ((counts - expected) ** 2 / expected).sum() < 39 + 4 * 8.8
+
+
+def test_same_client_prefers_who_became_free_longest_ago() -> None:
+    """A round of three that end at 2, 3 and 1 s: the next is given out in that order."""
+    simulation = play(fedavg(cohort=3), constant_times(2.0, 3.0, 1.0, 1.0), versions=3, selection="same_client")
+    assert list(column(simulation.log, "worker", "admitted")) == [0, 1, 2, 2, 0, 1, 2, 0, 1]
 
 
 def test_same_client_keeps_the_first_clients_of_a_larger_population_at_work() -> None:

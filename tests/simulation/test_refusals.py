@@ -162,6 +162,14 @@ def test_one_client_that_takes_no_time_does_not_stop_the_clock(clients: Populati
     assert not isinstance(refused.value, WorkloadError), "the run went on at one instant"
 
 
+def test_instant_clients_that_need_not_wait_for_a_slow_server_do_not_stop_the_clock_either() -> None:
+    """Slots given out before the step are free while the server works: a second would never pass."""
+    strategy = fedbuff(concurrency=2, buffer_size=2, redispatch="before_step")
+    with pytest.raises((ValueError, RuntimeError)) as refused:
+        simulate(strategy, constant_times(0.0, 0.0), Patience(2, lambda _, w: w), time_s=10.0, server_step_s=1.0)
+    assert not isinstance(refused.value, WorkloadError), "the run went on at one instant"
+
+
 def test_appfl_439_a_client_without_a_duration_is_refused_and_not_taken_for_instant() -> None:
     with pytest.raises(ValueError, match="clients take no time"):
         Population(3, downlink_bytes_per_second=Constant(1e6), model_bytes=10)

@@ -72,6 +72,15 @@ def test_a_negative_seed_is_refused() -> None:
         Stream(-1, "x")
 
 
+def test_when_a_client_drops_out_says_nothing_of_how_long_it_would_have_worked() -> None:
+    clients = Clients(Population(SIDE, Exponential(1.0), dropout_probability=1.0), 3)
+    keys = [(client, turn) for client in range(SIDE) for turn in range(40)]
+    work = np.array([clients.work_s(client, turn, 0) for client, turn in keys])
+    moment = np.array([clients.fate(client, turn, 0, 0.0).end_s for client, turn in keys]) / work
+    assert abs(correlation(work, moment)) < 4.5 / np.sqrt(len(keys))
+    assert abs(moment.mean() - 0.5) < 4 / np.sqrt(12 * len(keys))
+
+
 PLAIN = Population(5, Lognormal(1.0, 1.0))
 VARIANTS = {
     "rare dropout": Population(5, Lognormal(1.0, 1.0), dropout_probability=1e-12),
