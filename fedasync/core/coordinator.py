@@ -216,7 +216,7 @@ class Coordinator:
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain data (JSON keeps it), between any two calls."""
         return {
-            "strategy": repr(self.strategy),
+            "strategy": self.strategy.identity,
             "version": self.version,
             "published": self.published,
             "accepted": self.accepted,
@@ -243,8 +243,8 @@ class Coordinator:
 
         Raises ValueError when the snapshot was taken under another strategy.
         """
-        if state["strategy"] != repr(strategy):
-            raise ValueError(f"the snapshot is of strategy {state['strategy']}, not of {strategy!r}")
+        if state["strategy"] != strategy.identity:
+            raise ValueError(f"the snapshot is of strategy {state['strategy']}, not of {strategy.identity}")
         self = cls(strategy, record)
         self.version = state["version"]
         self.published = state["published"]

@@ -31,7 +31,7 @@ _TYPES = {
     "base_version": "l",
     "version": "l",
     "staleness": "l",
-    "reason": "h",
+    "reason": "l",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from math import inf
 from typing import Any
 
@@ -60,6 +60,12 @@ class Strategy:
                 f"version lags by more, and publishing every {lag + 1} versions lets it lag by {lag}; "
                 f"max_staleness ≥ {lag} would do"
             )
+
+    @property
+    def identity(self) -> str:
+        """Name and every knob as text; an update that is no dataclass is known by its type."""
+        update = self.update if is_dataclass(self.update) else f"{type(self.update).__qualname__}"
+        return repr(replace(self, update=update))
 
     @property
     def first_step_needs(self) -> int:

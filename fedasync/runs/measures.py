@@ -114,7 +114,9 @@ def targets(metrics: pl.DataFrame, events: pl.DataFrame, wanted: Mapping[str, fl
     consumed = events.filter(pl.col("kind") == "consumed")["time_s"].to_numpy()
     found = []
     for name, value in wanted.items():
-        reached = metrics.filter((pl.col("name") == name) & (pl.col("value") >= value))["time_s"]
+        reached = metrics.filter((pl.col("name") == name) & (pl.col("value") >= value) & pl.col("value").is_not_nan())[
+            "time_s"
+        ]
         reached_s = float(reached[0]) if len(reached) else None
         updates = None if reached_s is None else int(np.searchsorted(consumed, reached_s, side="right"))
         found.append({"metric": name, "value": value, "reached_s": reached_s, "reached_updates": updates})

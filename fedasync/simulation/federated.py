@@ -200,12 +200,14 @@ class FederatedSimulation:
         """The client is done with a lease, one way or another."""
         done: tuple[Lease, Fate] = event.value  # type: ignore[assignment]
         lease, fate = done
-        if fate.silent:
-            return  # the lease stays in flight until its time-out, which sends the client back to the idle ones
+        if fate.silent and self.coordinator.is_in_flight(lease.id):
+            return  # it stays in flight until its time-out, which sends the client back to the idle ones
         if self._working.pop(lease.id, None) is None:
             return  # cancelled meanwhile: the client has stopped
         now = self._env.now
-        if fate.failure is not None:
+        if fate.silent:
+            events: list[Event] = []  # it crashes after the server gave it up
+        elif fate.failure is not None:
             events = self.coordinator.fail(lease.id, fate.failure, now)
         else:
             defect = None
@@ -273,9 +275,9 @@ class FederatedSimulation:
         self._after_change()
 
     def _is_lost(self, lease_id: int) -> bool:
-        """The client will not come back by itself; one that is merely slow goes on after the server gave it up."""
+        """The client will not come back by itself; one that still works goes on after the server gave it up."""
         fate = self._working[lease_id]
-        return fate.silent or fate.end_s == inf
+        return fate.end_s == inf or (fate.silent and fate.end_s <= self._env.now)
 
     def _after_change(self) -> None:
         if self._gated:

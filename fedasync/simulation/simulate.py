@@ -146,7 +146,8 @@ def _check(strategy: Strategy, clients: Clients, settings: Settings) -> None:
             f"{strategy.name!r} would wait for ever; give it a lease_timeout_s"
         )
     instant = clients.instant_client
-    if instant is not None and settings.server_step_s == 0 and settings.updates is None and settings.versions is None:
+    waits_for_server = settings.server_step_s > 0 and getattr(strategy.admission, "redispatch", "") != "before_step"
+    if instant is not None and not waits_for_server and settings.updates is None and settings.versions is None:
         raise ValueError(
             f"the work of client {instant} takes 0 s, so time_s may never be reached: "
             "give updates or versions as the run's end, or every client a duration > 0"

@@ -83,7 +83,7 @@ def test_the_next_change_lies_ahead_and_changes_the_state_in_any_cycle(
     cuts: list[int], cycle_s: float, t: float
 ) -> None:
     """Whatever rounding does: a clock that jumps from change to change goes forward, on and off in turns."""
-    places = [min(cut * cycle_s / 50, cycle_s) for cut in sorted(cuts)]
+    places = [cycle_s if cut == 50 else cut * cycle_s / 50 for cut in sorted(cuts)]
     intervals = tuple(zip(places[::2], places[1::2], strict=False))
     presence = Intervals((intervals,), cycle_s).presence(1, 0)
     state, until = presence(0, t)

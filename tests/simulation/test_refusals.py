@@ -95,7 +95,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "nothing takes time": (
         run(fedasync(concurrency=5), replace(FIVE, duration_s=Constant(0.0)), time_s=9.0),
-        "all work takes 0 s, so time_s is never reached: give updates or versions as the run's end",
+        "takes 0 s, so time_s may never be reached: give updates or versions as the run's end",
     ),
     "other clients than the workload's": (
         run(fedasync(concurrency=5), FIVE, Mapped(4, lambda _, w: w)),

@@ -62,7 +62,7 @@ def test_eta_0_is_a_synchronous_system_event_for_event(workers: int, server_step
 @pytest.mark.parametrize(("eta", "seconds"), [(0, 2.0), (1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0)])
 def test_equal_work_takes_2_s_a_step_in_turn_and_1_s_overlapped(eta: int, seconds: float) -> None:
     """Exactly, from the second step on: the first needs its work before it can begin."""
-    times = column(system(0.0, eta).log, "time_s", "committed")
+    times = column(system(0.0, eta, steps=30).log, "time_s", "committed")
     assert set(np.diff(times)) == {seconds}
     assert times[0] == 2.0
 

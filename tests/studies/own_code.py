@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedasync.aggregation.model import Contribution, Form, Model
@@ -143,17 +142,27 @@ class SendsAnotherType(_OneIsIll):
         return values.to(torch.float16)
 
 
+class SendsAnArray(_OneIsIll):
+    def spoil(self, values: torch.Tensor) -> Any:
+        return values.numpy()
+
+
+class SendsNothing(Quadratic):
+    def train(self, task: Task) -> Any:
+        return None if task.client == CLIENT else super().train(task)
+
+
 class AllSendNaN(Quadratic):
     def train(self, task: Task) -> Contribution:
         return replace(super().train(task), values=task.model.values * float("nan"))
 
 
 class Diverges(Quadratic):
-    """The metric overflows after a while, as a loss does when the learning rate is too large."""
+    """The metric is no number after a while, like the loss of a model whose learning rate is too large."""
 
     def evaluate(self, model: Model) -> dict[str, float]:
         good = super().evaluate(model)
-        return {**good, "loss": float("nan") if good["w"] > 2 else np.inf if good["w"] > 1 else good["loss"]}
+        return {**good, "loss": float("nan") if good["w"] > 1 else good["loss"]}
 
 
 class Slow(Quadratic):

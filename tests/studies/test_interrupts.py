@@ -101,7 +101,7 @@ def test_ctrl_c_while_runs_are_made(fedasync: Command, study: Path, jobs: str, f
     study.write_text(SLOW)
     Path("slow").touch()
     with at_work("sim", "s.toml", "--jobs", jobs) as process:
-        wait_until(lambda: len(workers()) == int(jobs) and len(runs(S)) == finished, process)
+        wait_until(lambda: workers() and len(runs(S)) == finished, process)
         os.killpg(process.pid, signal.SIGINT)
         end = ended(process)
     assert end.status == 130
@@ -119,7 +119,7 @@ def test_a_killed_worker_ends_the_study_and_not_its_finished_runs(fedasync: Comm
     study.write_text(changed(OWN_STRATEGY, ("seeds = 1", "seeds = 8")))
     with at_work("sim", "s.toml", "--jobs", "2") as process:
         Path("slow").write_text(str(process.pid))
-        wait_until(lambda: len(workers()) == 2 and runs(S), process)
+        wait_until(lambda: workers() and runs(S), process)
         os.kill(workers()[0], signal.SIGKILL)
         end = ended(process)
     assert end.status == 1
@@ -179,7 +179,7 @@ def test_ctrl_c_while_figures_are_drawn(fedasync: Command, study: Path, monkeypa
     assert fedasync("sim", "s.toml").status == 0
 
 
-@pytest.mark.parametrize("written", [0, 1, 3, 9, 12, 17, 21])
+@pytest.mark.parametrize("written", [0, 1, 9, 12, 21])
 def test_a_full_disk(fedasync: Command, study: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
     """Full after a number of files: before the first run, within one, between two, in the table."""
     study.write_text(TIMING)

@@ -49,7 +49,15 @@ def test_a_target_that_no_metric_can_reach_is_named(fedasync: Command, study: Pa
     study.write_text(STEADY + "[targets]\naccuracy = 0.9\n")
     end = fedasync("sim", "s.toml", "--set", "run.stop_at_target=true")
     assert end.status == 1
-    assert "accuracy" in end.complaint
+    assert "target 'accuracy': the workload has no such metric; it has ['distance', 'loss', 'w']" in end.complaint
+
+
+def test_to_stop_at_a_target_that_is_never_looked_at_is_refused(fedasync: Command, study: Path) -> None:
+    study.write_text(STEADY)
+    end = fedasync("sim", "s.toml", "--set", "run.stop_at_target=true")
+    assert end.status in (1, 2)
+    assert "stop_at_target needs a target, a workload, and evaluate_every_s" in end.complaint
+    assert not runs(S)
 
 
 def test_published_claims_stand_beside_what_was_measured(fedasync: Command, study: Path) -> None:

@@ -78,6 +78,8 @@ def test_of_many_failures_five_are_told_one_by_one(fedasync: Command, study: Pat
         ("SendsNaN", "not finite", "1 of 1 values are NaN or infinite"),
         ("SendsAnotherShape", "wrong shape", "shape [5], the model has [1]"),
         ("SendsAnotherType", "wrong dtype", "dtype torch.float16, the model has torch.float64"),
+        ("SendsAnArray", "wrong dtype", "dtype float64, the model has torch.float64"),
+        ("SendsNothing", "no contribution", "got NoneType; a Contribution would do"),
     ],
 )
 def test_an_unfit_contribution_is_rejected_by_name_and_the_run_goes_on(
@@ -125,7 +127,8 @@ def test_a_metric_that_diverges_is_kept(fedasync: Command, study: Path) -> None:
     assert losses.is_nan().any()
     found = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
     assert found["final"]["loss"] is None
-    assert found["final"]["w"] > 2
+    assert found["final"]["w"] > 1
+    assert found["targets"] == [{"metric": "loss", "value": 1e3, "reached_s": None, "reached_updates": None}]
     assert fedasync("show", str(run)).status == 0
 
 
