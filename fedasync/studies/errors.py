@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from typing import Any, get_args, get_origin, get_type_hints
@@ -34,7 +37,9 @@ def parse(target: Any, table: object, where: str) -> Any:
     """
     _demand_kinds(target, table, where)
     try:
-        return TypeAdapter(_callable(target)).validate_json(json.dumps(table), strict=True, extra="forbid")
+        with _interrupts_later():
+            adapter: TypeAdapter[Any] = TypeAdapter(_callable(target))
+        return adapter.validate_json(json.dumps(table), strict=True, extra="forbid")
     except ValidationError as error:
         raise StudyError(_first_line(error, target, where)) from None
     except (ValueError, ImportError) as error:  # raised by the function that was called
@@ -42,6 +47,22 @@ def parse(target: Any, table: object, where: str) -> Any:
     except PydanticUserError as error:
         why = error.message.split(". ")[0]
         raise StudyError(f"{where}: {target.__name__} cannot be made from TOML: {why}") from None
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C takes effect only afterwards: pydantic's core would swallow it, or make it an error of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is ever interrupted
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _callable(target: Any) -> Any:

@@ -51,6 +51,7 @@ class Classification:
         module: Callable[[], Any],
         local: LocalTraining = LocalTraining(),
     ) -> None:
+        features, labels, test_features, test_labels = map(np.asarray, (features, labels, test_features, test_labels))
         _check_samples("", features, labels)
         _check_samples("test_", test_features, test_labels)
         if not partition:

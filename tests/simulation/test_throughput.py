@@ -22,7 +22,7 @@ def harmonic(n: int) -> float:
     return sum(1 / i for i in range(1, n + 1))
 
 
-def rounds_of(law: Law, size: int, keep: int | None = None, rounds: int = 400) -> np.ndarray:
+def rounds_of(law: Law, size: int, keep: int | None = None, rounds: int = 250) -> np.ndarray:
     """Seconds of each round."""
     simulation = play(fedavg(cohort=size, keep=keep), Population(size, law), seed=3, versions=rounds)
     return np.diff(column(simulation.log, "time_s", "committed"), prepend=0.0)
