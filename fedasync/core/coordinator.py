@@ -148,10 +148,10 @@ class Coordinator:
 
     def commit(self, now: float) -> list[Event]:
         """The outstanding step has been applied to the model: version + 1."""
-        self._at(now)
         step = self._step
         if step is None:
             raise ValueError(f"commit at version {self.version}: no step is outstanding")
+        self._at(now)
         self._step = None
         self.version += 1
         self.round_started = 0
@@ -273,13 +273,13 @@ class Coordinator:
 
     def _end(self, lease_id: int, now: float) -> Lease | None:
         """Take a lease out of flight; None, with a row in the log, when it had ended before."""
+        if not 0 <= lease_id < self._next_lease:
+            raise ValueError(f"lease {lease_id} was never given out (the next one is {self._next_lease})")
         self._at(now)
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self.ledger.in_flight -= 1
             return lease
-        if not 0 <= lease_id < self._next_lease:
-            raise ValueError(f"lease {lease_id} was never given out (the next one is {self._next_lease})")
         self.ledger.ignored += 1
         self._record(now, log.IGNORED, lease_id, log.NONE, log.NONE, self.version, log.NONE, "the lease had ended")
         return None

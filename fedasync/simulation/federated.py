@@ -29,7 +29,8 @@ from fedasync.simulation.population import Clients, Fate
 from fedasync.simulation.selection import IdleClients, Selection
 
 HOPELESS = 1000
-"""Leases in a row, beyond those in flight, that may end without an accepted contribution before a run is given up."""
+"""Leases in a row, beyond those in flight, that may end without an accepted contribution before a run that no time
+limit would end is given up."""
 
 
 class NothingAcceptedError(RuntimeError):
@@ -291,7 +292,10 @@ class FederatedSimulation:
 
     def _count_fruitless(self, reason: str) -> None:
         self._fruitless += 1
-        if self._fruitless > HOPELESS + self.coordinator.strategy.admission.most_in_flight:
+        if (
+            self._settings.time_s is None
+            and self._fruitless > HOPELESS + self.coordinator.strategy.admission.most_in_flight
+        ):
             raise NothingAcceptedError(
                 f"the last {self._fruitless} leases brought nothing that was accepted (the last one: {reason}); "
                 f"{self.coordinator.explain()}"

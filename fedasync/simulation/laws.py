@@ -65,7 +65,7 @@ class Values:
     def quantile(self, u: float) -> float:
         return self._ordered[int(u * len(self._ordered))]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return sum(self.values) / len(self.values)
 
@@ -235,7 +235,7 @@ class Empirical:
     def quantile(self, u: float) -> float:
         return self._ordered[int(u * len(self._ordered))]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return sum(self._ordered) / len(self._ordered)
 

@@ -116,9 +116,11 @@ class Clients:
         return self.slowness[client] * mean_s + self.fixed_s[client]
 
     @property
-    def instant_client(self) -> int | None:
-        """A client whose work takes no time at all."""
-        return next((client for client in range(self.count) if self.mean_work_s(client) == 0), None)
+    def instant(self) -> list[int]:
+        """The clients whose work takes no time at all."""
+        if self.law is not None and self.law.mean > 0 and min(self.slowness) > 0:
+            return []
+        return [client for client in range(self.count) if self.mean_work_s(client) == 0]
 
     def work_s(self, client: int, turn: int, lease_id: int) -> float:
         """Seconds that the ``turn``-th lease of a client takes when nothing interrupts it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedasync.core import Strategy
+from fedasync.core import Cohort, Strategy
 from fedasync.runs.measures import (
     event_table,
     last_and_best,
@@ -145,11 +145,22 @@ def _check(strategy: Strategy, clients: Clients, settings: Settings) -> None:
             f"crash_probability = {clients.population.crash_probability}: a crashed client never answers, and strategy "
             f"{strategy.name!r} would wait for ever; give it a lease_timeout_s"
         )
-    instant = clients.instant_client
-    waits_for_server = settings.server_step_s > 0 and getattr(strategy.admission, "redispatch", "") != "before_step"
-    if instant is not None and not waits_for_server and settings.updates is None and settings.versions is None:
+    if strategy.publication.in_flight == "interrupt":
         raise ValueError(
-            f"the work of client {instant} takes 0 s, so time_s may never be reached: "
+            "a simulated client cannot take a new version in the middle of its work: continue or abort would do"
+        )
+    if settings.updates is None and settings.versions is None:
+        _check_that_time_passes(strategy, clients, settings)
+
+
+def _check_that_time_passes(strategy: Strategy, clients: Clients, settings: Settings) -> None:
+    """Clients that take no time and never wait would keep a run at one instant for ever."""
+    instant = clients.instant
+    waits = settings.server_step_s > 0 and getattr(strategy.admission, "redispatch", "") != "before_step"
+    somebody_waits = isinstance(strategy.admission, Cohort) and len(instant) < clients.count
+    if instant and not waits and not somebody_waits:
+        raise ValueError(
+            f"the work of client {instant[0]} takes 0 s, so time_s may never be reached: "
             "give updates or versions as the run's end, or every client a duration > 0"
         )
 

@@ -1,16 +1,12 @@
-"""Laws of durations, the empirical one read from a file; and no test is judged by the clock."""
+"""Laws of durations, the empirical one read from a file."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 
 from fedasync.simulation.laws import Empirical, Law
 
 from .worlds import LAWS
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from .running import LEARNING, PROGRAM, TIMING, Command, Ended, changed, contents, moments, runs
 
@@ -141,6 +142,24 @@ def test_ctrl_c_while_modules_are_imported(folder: Path, study: Path, who: str) 
     assert end.complaint.startswith("fedasync: interrupted; ")
     assert end.complaint.endswith("the same command goes on from there")
     assert not runs(S)
+
+
+def test_ctrl_c_inside_pydantic_is_not_lost(fedasync: Command, study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised inside its core, the interrupt would be printed and forgotten, or come out as a SchemaError."""
+    built = []
+
+    def adapter(target: object) -> TypeAdapter[object]:
+        signal.raise_signal(signal.SIGINT)
+        built.append(target)
+        return TypeAdapter(target)
+
+    study.write_text(TIMING)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedasync.studies.errors.TypeAdapter", adapter)
+        end = fedasync("sim", "s.toml")
+    assert len(built) == 1
+    assert (end.status, end.complaint) == (130, "fedasync: interrupted; the same command goes on from there")
+    assert fedasync("sim", "s.toml").status == 0
 
 
 def test_ctrl_c_between_two_outcomes(fedasync: Command, study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
