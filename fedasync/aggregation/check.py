@@ -20,6 +20,8 @@ def defect(contribution: Contribution, model: Model) -> Defect | None:
     if not isinstance(contribution, Contribution):
         return Defect("no contribution", f"got {type(contribution).__name__}; a Contribution would do")
     values, expected = contribution.values, model.values
+    if not isinstance(values, type(expected)):
+        return Defect("wrong type", f"values of {type(values).__name__}, the model has {type(expected).__name__}")
     if contribution.form not in ("parameters", "delta"):
         return Defect("unknown form", f"form {contribution.form!r}; 'parameters' or 'delta' would do")
     if tuple(values.shape) != tuple(expected.shape):

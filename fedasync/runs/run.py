@@ -110,11 +110,16 @@ class Run:
 def write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: a temporary name beside it, then a rename."""
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _json(value: object) -> bytes:

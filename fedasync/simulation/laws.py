@@ -212,9 +212,8 @@ class Empirical:
                 rows = csv.DictReader(file)
                 header = rows.fieldnames or []
                 if self.column not in header:
-                    raise ValueError(
-                        f"empirical: {self.file} has no column {self.column!r}; it has {', '.join(header)}"
-                    )
+                    columns = ", ".join(header) or "no header"
+                    raise ValueError(f"empirical: {self.file} has no column {self.column!r}; it has {columns}")
                 values = [self._number(row[self.column], rows.line_num) for row in rows]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +58,12 @@ def simulate(
     if settings is not None and limits:
         raise TypeError(f"give settings, or {', '.join(limits)} as keywords, not both")
     settings = Settings(**limits) if settings is None else settings
-    if settings.stop_at_target and (not target or workload is None or settings.evaluate_every_s is None):
-        raise ValueError(
-            "stop_at_target needs a target, a workload, and evaluate_every_s: without them none is ever seen"
-        )
-    clients = _clients(population, workload, seed)
-    _check(strategy, clients, settings)
-    learner = None if workload is None else Learner(strategy, workload, seed)
-    simulation = FederatedSimulation(strategy, clients, settings, seed, learner, target)
-    end_s = simulation.run()
+    clients = realise(population, workload, seed)
+    check(strategy, clients, settings, target if workload is not None else None)
+    with nullcontext() if workload is None else _one_thread():
+        learner = None if workload is None else Learner(strategy, workload, seed)
+        simulation = FederatedSimulation(strategy, clients, settings, seed, learner, target)
+        end_s = simulation.run()
     events, metrics = event_table(simulation.log), metric_table(simulation.evaluations)
     leases = lease_table(events, end_s)
     coordinator = simulation.coordinator
@@ -102,6 +100,19 @@ def simulate(
     return Run(resolved, summary, {"events": events, "metrics": metrics}, model)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of many threads depend on their number, and models this small only wait for each other on more."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def metric_table(evaluations: Evaluations) -> pl.DataFrame:
     """The evaluations as a table: time_s, version, name, value."""
     import polars as pl
@@ -116,7 +127,8 @@ def metric_table(evaluations: Evaluations) -> pl.DataFrame:
     )
 
 
-def _clients(population: Population, workload: Workload | None, seed: int) -> Clients:
+def realise(population: Population, workload: Workload | None, seed: int) -> Clients:
+    """The clients of a run. Raises ValueError when population and workload do not fit, WorkloadError when it raises."""
     if workload is None:
         return Clients(population, seed)
     try:
@@ -131,8 +143,12 @@ def _clients(population: Population, workload: Workload | None, seed: int) -> Cl
     return Clients(population, seed, samples, model_bytes)
 
 
-def _check(strategy: Strategy, clients: Clients, settings: Settings) -> None:
-    """Refuse what could never make progress, or never end."""
+def check(strategy: Strategy, clients: Clients, settings: Settings, target: Mapping[str, float] | None) -> None:
+    """Refuse what could never make progress, or never end: ValueError. ``target`` is that of a run that learns."""
+    if settings.stop_at_target and (not target or settings.evaluate_every_s is None):
+        raise ValueError(
+            "stop_at_target needs a target, a workload, and evaluate_every_s: without them none is ever seen"
+        )
     if (refusal := strategy.refusal(clients.count)) is not None:
         raise ValueError(refusal)
     if settings.updates is not None and settings.updates < strategy.first_step_needs:

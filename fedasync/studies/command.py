@@ -18,6 +18,7 @@ from rich.table import Table
 
 import fedasync
 from fedasync.report import brief_tables, rich_table
+from fedasync.runs.run import Run
 from fedasync.studies import store
 from fedasync.studies.errors import StudyError, did_you_mean
 from fedasync.studies.execute import Job, Outcome, execute, jobs, processes_by_default
@@ -47,10 +48,9 @@ def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: i
     try:
         outcomes = _execute(waiting, count, console)
         errors = [outcome.error for outcome in outcomes if outcome.error]
-        warnings = [outcome.warning for outcome in outcomes if outcome.warning]
-        _tell(errors + warnings, complaints)
-        if len(errors) < len(all_jobs):
-            _show(folder, description, console)
+        runs = _show(folder, description, console) if len(errors) < len(all_jobs) else []
+        odd = [line for run in runs if (line := _oddity(run))]
+        _tell(errors + odd, complaints)
     except (KeyboardInterrupt, OSError, BrokenProcessPool) as error:
         store.sweep(folder / "runs")
         why, status = _end(error, folder)
@@ -58,7 +58,7 @@ def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: i
         raise StudyError(
             f"{why}; {finished} of {len(all_jobs)} runs are finished, and the same command goes on from there", status
         ) from None
-    return 1 if errors or warnings else 0
+    return 1 if errors or odd else 0
 
 
 def draw(folder: Path) -> None:
@@ -149,8 +149,8 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=140)
 
 
-def _show(folder: Path, description: Mapping[str, Any], console: Console) -> None:
-    """Publish, and print what was published."""
+def _show(folder: Path, description: Mapping[str, Any], console: Console) -> list[Run]:
+    """Publish, and print what was published; the runs."""
     runs, report, written = publish(folder, description)
     for table in brief_tables(runs, report):
         console.print(table)
@@ -159,6 +159,22 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> Non
             console.print(rich_table(pl.read_csv(folder / f"{name}.csv"), name.replace("_", " ")))
     names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")
     console.print(f"{folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+    return runs
+
+
+def _oddity(run: Run) -> str | None:
+    """What a finished run met that its user should know of."""
+    summary = run.summary
+    if summary["unfit_total"]:
+        first = summary["unfit"][0]
+        who = f"client {first['client']}, lease {first['lease']}, at {first['time_s']:g} s"
+        return (
+            f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; the first, of {who}: "
+            f"{first['reason']}, {first['detail']}"
+        )
+    if summary["ended"].startswith("nothing"):
+        return f"run {summary['run_id']}: {summary['ended']}"
+    return None
 
 
 def _command(name: str, changes: Sequence[str], seeds: int | None) -> str:

@@ -93,7 +93,13 @@ def _first_line(error: ValidationError, target: Any, where: str) -> str:
     place = ".".join([where, *(str(part) for part in first["loc"] if _is_key(part))])
     others = len({tuple(filter(_is_key, e["loc"])) for e in errors}) - 1
     more = f" (and {others} more)" if others else ""
-    return f"{place}: {_text(first, target)}{more}"
+    return f"{_joined(place, _text(first, target))}{more}"
+
+
+def _joined(place: str, text: str) -> str:
+    """Place and text, without saying the table's name twice."""
+    file, _, table = place.rpartition(": ")
+    return f"{file}: {text}" if file and text.startswith(f"{table}.") else f"{place}: {text}"
 
 
 def _text(error: Any, target: Any) -> str:

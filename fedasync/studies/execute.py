@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedasync.runs.run import Run, write
 from fedasync.simulation import Clients, simulate
-from fedasync.simulation.simulate import _check, _clients
+from fedasync.simulation.simulate import check, realise
 from fedasync.studies import store
 from fedasync.studies.build import Parts, build
 from fedasync.studies.errors import StudyError
@@ -32,11 +32,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job went: ``error`` is one line for the user; ``warning`` marks a finished run that met something odd."""
+    """How a job went: ``error`` is one line for the user, None for a finished run."""
 
     folder: Path
     error: str | None = None
-    warning: str | None = None
 
 
 def jobs(study: Study, folder: Path) -> list[Job]:
@@ -67,7 +66,8 @@ def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients |
             worlds[key] = _world(parts, plan.seed)
         clients = worlds[key]
         if clients is not None:
-            _check(parts.strategy, clients, parts.settings)
+            learns = parts.workload is not None
+            check(parts.strategy, clients, parts.settings, plan.config["targets"] if learns else None)
     except StudyError:
         raise
     except ValueError as error:
@@ -77,7 +77,7 @@ def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients |
 def _world(parts: Parts, seed: int) -> Clients | None:
     """The clients of a run; None when a user's workload raises, which the run will meet again and report."""
     try:
-        return _clients(parts.population, parts.workload and parts.workload(), seed)
+        return realise(parts.population, parts.workload and parts.workload(), seed)
     except ValueError:
         raise
     except Exception:  # noqa: BLE001
@@ -103,6 +103,9 @@ def execute(waiting: Sequence[Job], processes: int) -> Generator[Outcome, None, 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Ctrl-C comes only afterwards, and never to processes started meanwhile: they inherit the mask."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows, where Ctrl-C reaches every process
+        yield
+        return
     resource_tracker.ensure_running()  # starting, it would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -122,21 +125,15 @@ def perform(job: Job) -> Outcome:
         return Outcome(job.folder, f"run {job.folder.name}: {_one_line(error)} (traceback: {log})")
     store.keep(run, job.folder)
     log.unlink(missing_ok=True)
-    return Outcome(job.folder, warning=_oddity(run, job.folder))
+    return Outcome(job.folder)
 
 
 def _simulate(job: Job) -> Run:
     parts = build(job.plan.config, job.where)
-    workload = None
-    if parts.workload is not None:
-        import torch
-
-        torch.set_num_threads(1)  # sums of many threads depend on their number
-        workload = parts.workload()
     run = simulate(
         parts.strategy,
         parts.population,
-        workload,
+        None if parts.workload is None else parts.workload(),
         parts.settings,
         seed=job.plan.seed,
         target=job.plan.config["targets"],
@@ -151,19 +148,6 @@ def _simulate(job: Job) -> Run:
             f"the run breaks its own laws: {'; '.join(v['name'] + ': ' + v['detail'] for v in broken)}"
         )
     return run
-
-
-def _oddity(run: Run, folder: Path) -> str | None:
-    summary = run.summary
-    if summary["unfit_total"]:
-        first = summary["unfit"][0]
-        return (
-            f"run {folder.name}: {summary['unfit_total']} contributions were not fit for use; the first, of client "
-            f"{first['client']}, lease {first['lease']}, at {first['time_s']:g} s: {first['reason']}, {first['detail']}"
-        )
-    if summary["ended"].startswith("nothing"):
-        return f"run {folder.name}: {summary['ended']}"
-    return None
 
 
 def _one_line(error: BaseException) -> str:

@@ -82,9 +82,22 @@ def keep(run: Run, folder: Path) -> None:
 
 
 def sweep(runs: Path) -> None:
-    """Remove what killed processes left half-written."""
+    """Remove what killed processes left half-written; another command may be at work on the same study."""
     for partial in runs.glob(".*.partial"):
+        owner = partial.name.split(".")[-2]
+        if owner.isdigit() and int(owner) != os.getpid() and _is_alive(int(owner)):
+            continue
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
         else:
             partial.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 def check_integer(name: str, value: object, minimum: int) -> None:
     """Raise ValueError unless ``value`` is an integer ≥ ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
+        raise ValueError(f"{name} must be an integer ≥ {minimum}, got {value!r}")
 
 
 def check_real(

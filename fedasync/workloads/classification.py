@@ -142,8 +142,8 @@ class Classification:
 
 def _check_samples(prefix: str, features: NDArray[Any], labels: NDArray[Any]) -> None:
     if labels.ndim != 1 or len(labels) == 0:
-        raise ValueError(f"{prefix}labels must have shape [N] with N >= 1, got {list(labels.shape)}")
+        raise ValueError(f"{prefix}labels must have shape [N] with N ≥ 1, got {list(labels.shape)}")
     if len(features) != len(labels):
         raise ValueError(f"{prefix}features and {prefix}labels must be as many, got {len(features)} and {len(labels)}")
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise ValueError(f"{prefix}labels must be integers >= 0, got {labels.dtype} with smallest {labels.min()}")
+        raise ValueError(f"{prefix}labels must be integers ≥ 0, got {labels.dtype} with smallest {labels.min()}")

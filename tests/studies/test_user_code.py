@@ -78,7 +78,7 @@ def test_of_many_failures_five_are_told_one_by_one(fedasync: Command, study: Pat
         ("SendsNaN", "not finite", "1 of 1 values are NaN or infinite"),
         ("SendsAnotherShape", "wrong shape", "shape [5], the model has [1]"),
         ("SendsAnotherType", "wrong dtype", "dtype torch.float16, the model has torch.float64"),
-        ("SendsAnArray", "wrong dtype", "dtype float64, the model has torch.float64"),
+        ("SendsAnArray", "wrong type", "values of ndarray, the model has Tensor"),
         ("SendsNothing", "no contribution", "got NoneType; a Contribution would do"),
     ],
 )

@@ -112,8 +112,8 @@ def test_a_copy_trains_alike_and_apart() -> None:
     [
         ({"labels": np.zeros(29, dtype=int)}, "features and labels must be as many, got 30 and 29"),
         ({"test_labels": np.zeros(8, dtype=int)}, "test_features and test_labels must be as many, got 7 and 8"),
-        ({"labels": np.zeros(30)}, "labels must be integers >= 0, got float64"),
-        ({"labels": np.arange(30) - 1}, "labels must be integers >= 0, got int64 with smallest -1"),
+        ({"labels": np.zeros(30)}, "labels must be integers ≥ 0, got float64"),
+        ({"labels": np.arange(30) - 1}, "labels must be integers ≥ 0, got int64 with smallest -1"),
         (
             {"test_features": np.zeros((0, 4)), "test_labels": np.zeros(0, dtype=int)},
             r"test_labels must have shape \[N\]",

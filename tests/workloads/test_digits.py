@@ -67,13 +67,13 @@ def test_the_seed_deals_the_samples_and_the_test_set_stays() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"clients": 0}, "Digits: clients must be an integer >= 1, got 0"),
+        ({"clients": 0}, "Digits: clients must be an integer ≥ 1, got 0"),
         ({"clients": 1501, "partition": Iid()}, "clients must be at most the number of samples, 1500"),
         ({"clients": 800, "partition": LabelShards()}, "need 1600 shards and there are 1500 samples"),
         ({"clients": 900}, r"none of 1000 draws with alpha=0\.5 over 900 clients"),
-        ({"hidden": 0}, "Digits: hidden must be an integer >= 1, got 0"),
+        ({"hidden": 0}, "Digits: hidden must be an integer ≥ 1, got 0"),
         ({"model": "rnn"}, "Digits: model must be 'mlp' or 'cnn', got 'rnn'"),
-        ({"seed": -1}, "Digits: seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, "Digits: seed must be an integer ≥ 0, got -1"),
     ],
 )
 def test_parameters_out_of_range_are_named(parameters: dict[str, Any], message: str) -> None:

@@ -135,11 +135,11 @@ def test_alpha_is_a_positive_number(alpha: float) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_counts_are_positive_integers(count: int) -> None:
-    with pytest.raises(ValueError, match="minimum_samples must be an integer >= 1, got"):
+    with pytest.raises(ValueError, match="minimum_samples must be an integer ≥ 1, got"):
         Dirichlet(1.0, count)
-    with pytest.raises(ValueError, match="shards_per_client must be an integer >= 1, got"):
+    with pytest.raises(ValueError, match="shards_per_client must be an integer ≥ 1, got"):
         LabelShards(count)
-    with pytest.raises(ValueError, match="clients must be an integer >= 1, got"):
+    with pytest.raises(ValueError, match="clients must be an integer ≥ 1, got"):
         Iid().split(np.arange(3), count, 0)
 
 

@@ -131,18 +131,18 @@ def test_results_have_the_dtype_and_the_samples_and_their_own_memory(dtype: Any)
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"clients": 0}, "clients must be an integer >= 1, got 0"),
+        ({"clients": 0}, "clients must be an integer ≥ 1, got 0"),
         ({"centres": (1.0, 2.0)}, "centres must have one number per client, 3, got 2"),
         ({"centres": (1.0, float("nan"), 2.0)}, r"centres\[1\] must be a finite number, got nan"),
         ({"centre_spread": -1.0}, r"centre_spread must be a finite number >= 0, got -1\.0"),
         ({"contraction": 1.5}, r"contraction must be a finite number >= 0 and <= 1, got 1\.5"),
         ({"drift": float("inf")}, "drift must be a finite number, got inf"),
         ({"start": float("nan")}, "start must be a finite number, got nan"),
-        ({"dimensions": 0}, "dimensions must be an integer >= 1, got 0"),
+        ({"dimensions": 0}, "dimensions must be an integer ≥ 1, got 0"),
         ({"samples": (1, 2)}, "samples must have one number per client, 3, got 2"),
-        ({"samples": (1, 0, 2)}, r"samples\[1\] must be an integer >= 1, got 0"),
+        ({"samples": (1, 0, 2)}, r"samples\[1\] must be an integer ≥ 1, got 0"),
         ({"dtype": "int8"}, "dtype must be 'float32' or 'float64', got 'int8'"),
-        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, "seed must be an integer ≥ 0, got -1"),
     ],
 )
 def test_parameters_out_of_range_are_named(parameters: dict[str, Any], message: str) -> None:

@@ -298,8 +298,8 @@ def test_modules_that_cannot_be_a_flat_model_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"epochs": 0}, "epochs must be an integer >= 1, got 0"),
-        ({"batch_size": 2.5}, r"batch_size must be an integer >= 1, got 2\.5"),
+        ({"epochs": 0}, "epochs must be an integer ≥ 1, got 0"),
+        ({"batch_size": 2.5}, r"batch_size must be an integer ≥ 1, got 2\.5"),
         ({"learning_rate": 0.0}, r"learning_rate must be a finite number > 0, got 0\.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number > 0, got nan"),
         ({"momentum": 1.0}, r"momentum must be a finite number >= 0 and < 1, got 1\.0"),
