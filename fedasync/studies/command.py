@@ -169,7 +169,8 @@ def _oddity(run: Run) -> str | None:
         first = summary["unfit"][0]
         who = f"client {first['client']}, lease {first['lease']}, at {first['time_s']:g} s"
         return (
-            f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; the first, of {who}: "
+            f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; "
+            f"the first, of {who}: "
             f"{first['reason']}, {first['detail']}"
         )
     if summary["ended"].startswith("nothing"):
