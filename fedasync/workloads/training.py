@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -141,9 +141,7 @@ class ModuleTrainer:
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             for _ in range(local.epochs):
-                order = torch.from_numpy(rng.permutation(len(data[0])))
-                batches = (torch.split(tensor[order], local.batch_size) for tensor in data)
-                for batch in zip(*batches, strict=True):
+                for batch in _batches(data, local.batch_size, rng):
                     self._gradient.zero_()
                     self._loss(self.module, *batch).backward()  # type: ignore[no-untyped-call]
                     step()
@@ -161,6 +159,16 @@ class ModuleTrainer:
                     f"buffer {name!r} of module {type(self.module).__name__} was replaced in training:"
                     " write to it in place (copy_, add_, lerp_)"
                 )
+
+
+def _batches(data: Sequence[Tensor], size: int, rng: np.random.Generator) -> Iterable[Sequence[Tensor]]:
+    """One epoch in a new order; a batch of everything needs none."""
+    import torch
+
+    if len(data[0]) <= size:
+        return (data,)
+    order = torch.from_numpy(rng.permutation(len(data[0])))
+    return zip(*(torch.split(tensor[order], size) for tensor in data), strict=True)
 
 
 def _sgd(x: Tensor, gradient: Tensor, local: LocalTraining, base: Tensor, proximal_mu: float) -> Callable[[], None]:
