@@ -62,7 +62,9 @@ def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder
 
 def main() -> None:
     """Entry point: every expected error is one line on stderr and a non-zero status."""
-    sys.path.insert(0, "")  # a user's own modules, named by dotted path, stand in the working directory
+    sys.path.insert(
+        0, ""
+    )  # as for python -m: a user's own modules, named by dotted path, stand in the working directory
     try:
         app()
     except (KeyboardInterrupt, SystemExit) as end:

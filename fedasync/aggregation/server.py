@@ -63,7 +63,12 @@ class Server:
         base = self._bases.pop(lease_id)
         found = defect(contribution, self.model)
         if found is None:
-            self._kept[lease_id] = _Kept(self._as_wanted(contribution, base))
+            if contribution.values.requires_grad:  # the model is data, not a node of the client's graph
+                contribution = replace(contribution, values=contribution.values.detach())
+            wanted = self._as_wanted(contribution, base)
+            found = defect(wanted, self.model)  # the difference of finite numbers need not be finite
+            if found is None:
+                self._kept[lease_id] = _Kept(wanted)
         return found
 
     def forget(self, lease_id: int) -> None:

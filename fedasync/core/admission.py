@@ -14,10 +14,11 @@ class Affairs(Protocol):
 
     version: int
     """Committed steps."""
-    accepted: int
-    """Contributions accepted into the buffer since the start (those dropped from it later are given back)."""
     round_started: int
     """Leases admitted since the last step."""
+
+    @property
+    def accepted(self) -> int: ...
 
     @property
     def in_flight(self) -> int: ...

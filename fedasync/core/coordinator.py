@@ -56,7 +56,6 @@ class Coordinator:
         self.strategy = strategy
         self.version = 0
         self.published = 0
-        self.accepted = 0
         self.round_started = 0
         self.now = -float("inf")
         self.ledger = Ledger()
@@ -71,6 +70,11 @@ class Coordinator:
     @property
     def in_flight(self) -> int:
         return len(self._leases)
+
+    @property
+    def accepted(self) -> int:
+        """Contributions accepted since the start, less those dropped from the buffer later."""
+        return self.ledger.buffered + self.ledger.consumed
 
     @property
     def stepping(self) -> bool:
@@ -124,11 +128,12 @@ class Coordinator:
         events: list[Event]
         if defect is None and self._too_stale(lease):
             defect = "stale"
-        if defect is not None:
+        if lease.deadline_s is not None and now > lease.deadline_s:
+            events = [self._failed(lease, "timeout", now)]  # late, whether or not a timer was looked at meanwhile
+        elif defect is not None:
             self._reject(lease, defect, now)
             events = [Rejected(lease_id, defect)]
         else:
-            self.accepted += 1
             self.ledger.buffered += 1
             self._waiting.append(Arrival(lease, now, self.version))
             staleness = self.version - lease.base_version
@@ -171,11 +176,15 @@ class Coordinator:
             events.append(Published(self.version, publication.in_flight))
             if publication.in_flight == "abort":
                 self._cancel_all("aborted by a publication", now, events)
+        if self.strategy.max_staleness is not None:
+            self._sweep(now, events)
         self._advance(now, events)
         return events
 
     def next_timer(self) -> float | None:
         """When ``on_timer`` wants to be called next, if no lease ends before."""
+        if len(self._deadlines) > 2 * len(self._leases) + 64:  # one long lease would keep all that ended behind it
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._leases)
         while self._deadlines and self._deadlines[0][1] not in self._leases:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -219,7 +228,6 @@ class Coordinator:
             "strategy": self.strategy.identity,
             "version": self.version,
             "published": self.published,
-            "accepted": self.accepted,
             "round_started": self.round_started,
             "now": self.now if isfinite(self.now) else None,
             "next_lease": self._next_lease,
@@ -248,7 +256,6 @@ class Coordinator:
         self = cls(strategy, record)
         self.version = state["version"]
         self.published = state["published"]
-        self.accepted = state["accepted"]
         self.round_started = state["round_started"]
         self.now = -float("inf") if state["now"] is None else state["now"]
         self.ledger = Ledger.from_dict(state["ledger"])
@@ -321,8 +328,6 @@ class Coordinator:
         """Hand out the next step if its contributions are there, and end a round that is over."""
         if self._step is not None:
             return
-        if self.strategy.max_staleness is not None:
-            self._sweep(now, events)
         strategy, waiting = self.strategy, self._waiting
         round_over = False
         if isinstance(strategy.admission, Cohort):
@@ -353,7 +358,6 @@ class Coordinator:
             return
         for arrival in self._waiting:
             if self._too_stale(arrival.lease):
-                self.accepted -= 1
                 self.ledger.buffered -= 1
                 self._reject(arrival.lease, "stale", now)
                 events.append(Rejected(arrival.lease.id, "stale"))

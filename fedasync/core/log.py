@@ -27,11 +27,11 @@ _TYPES = {
     "time_s": "d",
     "kind": "b",
     "lease": "q",
-    "worker": "l",
-    "base_version": "l",
-    "version": "l",
-    "staleness": "l",
-    "reason": "l",
+    "worker": "q",
+    "base_version": "q",
+    "version": "q",
+    "staleness": "q",
+    "reason": "q",
 }
 
 

@@ -63,8 +63,9 @@ class Strategy:
 
     @property
     def identity(self) -> str:
-        """Name and every knob as text; an update that is no dataclass is known by its type."""
-        update = self.update if is_dataclass(self.update) else f"{type(self.update).__qualname__}"
+        """Name and every knob as text; an update that is no dataclass is known by type and attributes."""
+        own = getattr(self.update, "__dict__", {})
+        update = self.update if is_dataclass(self.update) else f"{type(self.update).__qualname__} {own}"
         return repr(replace(self, update=update))
 
     @property

@@ -95,5 +95,6 @@ def _page(runs: Runs, report: Report, title: str, command: str, seeds: Sequence[
     return (
         f"# {title}\n\n{markdown(readable_table(runs, report))}\n"
         f"{seeds_text(seeds)} {meaning}Staleness in versions, of consumed contributions, pooled over seeds; "
-        f"useful and wasted as shares of slots × time.\n\n`{command}`\n"
+        "useful and wasted as shares of slots × time; a speed-up leaves out seeds that did not both reach the target."
+        f"\n\n`{command}`\n"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
+from fedasync.report.arrangement import COUNTED, Arrangement, Facet, Runs, Target, arrange, spoken
 from fedasync.report.measures import speedup_at
 from fedasync.report.spec import Report
 from fedasync.report.statistics import (
@@ -33,6 +33,7 @@ class _Point:
     labels: dict[str, str]
     seeds: int
     final: Interval | None
+    diverged: int
     best: float | None
     reached: int
     time_s: Interval | None
@@ -115,7 +116,8 @@ def readable_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     for point in _points(shown):
         row = dict(point.labels)
         row["seeds"] = str(point.seeds)
-        row[metric] = plus_minus(point.final)
+        lost = f" ({point.diverged} of {point.seeds} diverged)" if point.diverged else ""
+        row[metric] = plus_minus(point.final) + lost
         row[f"best {metric}"] = number(point.best)
         if target is not None:
             row[goal] = plus_minus(point.time_s)
@@ -148,7 +150,8 @@ def _points(shown: Arrangement) -> Iterable[_Point]:
 def _point(shown: Arrangement, series: str, facet: Facet, target: Target | None) -> _Point:
     metric = shown.metric()
     runs = list(shown.at(series, facet).values())
-    finals = [value for run in runs if (value := _value(run, "final", metric)) is not None]
+    ends = [_value(run, "final", metric) for run in runs if not run.summary["timing_only"] or metric in COUNTED]
+    finals = [value for value in ends if value is not None and math.isfinite(value)]
     bests = [value for run in runs if (value := _value(run, "best", metric)) is not None]
     times, misses = [], []
     for run in runs if target else []:
@@ -166,6 +169,7 @@ def _point(shown: Arrangement, series: str, facet: Facet, target: Target | None)
         labels={shown.report.series: series, **dict(zip(shown.facet_axes, facet, strict=True))},
         seeds=len(runs),
         final=mean_interval(finals) if finals else None,
+        diverged=sum(metric in run.summary["final"] for run in runs) - len(finals) if metric not in COUNTED else 0,
         best=sum(bests) / len(bests) if bests else None,
         reached=len(times),
         time_s=mean_interval(times) if times else None,

@@ -47,8 +47,8 @@ def staleness(events: pl.DataFrame) -> dict[str, Any]:
     values, counts = np.unique(tau, return_counts=True)
     return {
         "mean": float(tau.mean()),
-        "p50": float(np.quantile(tau, 0.5)),
-        "p90": float(np.quantile(tau, 0.9)),
+        "p50": int(np.quantile(tau, 0.5, method="inverted_cdf")),
+        "p90": int(np.quantile(tau, 0.9, method="inverted_cdf")),
         "max": int(tau.max()),
         "histogram": {str(value): int(count) for value, count in zip(values, counts, strict=True)},
     }

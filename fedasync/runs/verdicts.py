@@ -35,6 +35,7 @@ def verdicts(
         _conservation(events, leases, ledger),
         _time(events),
         _staleness(events, max_staleness),
+        _versions(events),
         *_in_flight(events, leases, end_s, most_in_flight),
     ]
 
@@ -88,6 +89,25 @@ def _staleness(events: pl.DataFrame, bound: int | None) -> Verdict:
     over = 0 if bound is None else int((tau > bound).sum())
     limit = "" if bound is None else f", {over} beyond the bound of {bound}"
     return Verdict("staleness is an integer ≥ 0", wrong == over == 0, f"{len(tau)} applied, {wrong} wrong{limit}")
+
+
+def _versions(events: pl.DataFrame) -> Verdict:
+    """Bases and versions in the rows are those that the commits and publications before them made."""
+    import polars as pl
+
+    kind = pl.col("kind")
+    counted = events.with_columns(
+        made=(kind == "committed").cum_sum(),
+        shown=pl.when(kind == "published").then("version").forward_fill().fill_null(0),
+    )
+    wrong = counted.filter(
+        pl.when(kind == "admitted")
+        .then((pl.col("base_version") != pl.col("shown")) | (pl.col("version") != pl.col("shown")))
+        .when(kind == "published")
+        .then(pl.col("version") > pl.col("made"))
+        .otherwise(pl.col("version") != pl.col("made"))
+    ).height
+    return Verdict("versions follow the commits", wrong == 0, f"{wrong} of {len(events)} rows with another version")
 
 
 def _in_flight(events: pl.DataFrame, leases: pl.DataFrame, end_s: float, cap: int) -> list[Verdict]:

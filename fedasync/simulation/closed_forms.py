@@ -81,7 +81,7 @@ def closed_forms(
     metrics: pl.DataFrame,
 ) -> list[ClosedForm]:
     """Every closed form that applies to this run, beside what it measured (nothing for a run too short to measure)."""
-    if summary["versions"] < 2 or not _is_plain(strategy, clients, settings):
+    if summary["versions"] < 2 or summary["unfit_total"] or not is_plain(strategy, clients, settings):
         return []
     match strategy.admission:
         case Concurrency():
@@ -95,8 +95,8 @@ def closed_forms(
     return found
 
 
-def _is_plain(strategy: Strategy, clients: Clients, settings: Settings) -> bool:
-    """Nobody leaves, nothing is lost or dropped, and a step takes no time."""
+def is_plain(strategy: Strategy, clients: Clients, settings: Settings) -> bool:
+    """Nobody leaves, nothing is lost or dropped, arrivals count one by one, and a step takes no time."""
     population = clients.population
     return (
         clients.presence is None
@@ -105,6 +105,7 @@ def _is_plain(strategy: Strategy, clients: Clients, settings: Settings) -> bool:
         and strategy.lease_timeout_s is None
         and settings.server_step_s == 0
         and isinstance(strategy.publication, EveryVersion)
+        and (not isinstance(strategy.admission, Concurrency) or strategy.admission.simultaneous == "one_by_one")
     )
 
 
@@ -115,7 +116,7 @@ def _asynchronous(
     k = strategy.buffer.size if isinstance(strategy.buffer, Tumbling) else 1
     early = admission.redispatch == "before_step"
     found = []
-    if admission.simultaneous == "one_by_one" and summary["staleness"]["mean"] is not None:
+    if summary["staleness"]["mean"] is not None:
         formula, value = ("n / K", n / k) if early else ("(n − 1) / K", (n - 1) / k)
         found.append(ClosedForm("mean staleness", formula, value, summary["staleness"]["mean"]))
     arrivals_per_s = (summary["ledger"]["buffered"] + summary["consumed"]) / summary["time_s"]
@@ -147,7 +148,7 @@ def _quadratic(
     w = metrics.filter(pl.col("name") == "w")
     if len(w) < 3:
         return []
-    if workload.contraction == 1 and workload.drift != 0:
+    if workload.contraction == 1 and workload.drift != 0 and strategy.proximal_mu == 0:
         predicted = _drift_per_arrival(strategy, workload.drift)
         half = len(w) // 2
         moved = float(w["value"][-1] - w["value"][half])
@@ -156,7 +157,8 @@ def _quadratic(
             return []
         return [ClosedForm("drift per contribution", predicted[0], predicted[1], moved / arrivals)]
     everyone = isinstance(strategy.admission, Cohort) and strategy.admission.target == clients.count
-    if everyone and workload.drift == 0:
+    alike = len(set(workload.client_samples())) == 1 and strategy.proximal_mu == 0
+    if everyone and alike and workload.drift == 0 and isinstance(strategy.update, SampleWeightedMean):
         distance = metrics.filter(pl.col("name") == "distance")
         shrunk = float(distance["value"][0]) * workload.contraction ** int(distance["version"][-1])
         return [ClosedForm("distance to the optimum", "ρᵛ·‖w₀ − c̄‖", shrunk, float(distance["value"][-1]))]

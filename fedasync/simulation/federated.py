@@ -33,6 +33,10 @@ HOPELESS = 1000
 limit would end is given up."""
 
 
+MOST_UNFIT = 100
+"""Contributions not fit for use that are told one by one; all are counted."""
+
+
 class NothingAcceptedError(RuntimeError):
     """Work goes on and on and nothing is accepted."""
 
@@ -110,6 +114,7 @@ class FederatedSimulation:
         self.coordinator = Coordinator(strategy, self.log.append)
         self.evaluations = Evaluations()
         self.unfit: list[Unfit] = []
+        self.unfit_total = 0
         self.server_busy_s = 0.0
         self.ended = "time"
         self._env = simpy.Environment()
@@ -125,7 +130,8 @@ class FederatedSimulation:
         self._fruitless = 0
         self._next_evaluation = 0
         self._last_evaluation: tuple[int, dict[str, float]] = (-1, {})
-        self._to_reach = dict(targets or {}) if settings.stop_at_target else {}
+        self._targets = dict(targets or {})
+        self._to_reach = dict(self._targets) if settings.stop_at_target else {}
         self._reached_s = inf
         admission = strategy.admission
         self._most_versions = inf if settings.versions is None else settings.versions
@@ -215,7 +221,9 @@ class FederatedSimulation:
             if self._learner is not None and self.coordinator.is_in_flight(lease.id):
                 found = self._learner.finish(lease)
                 if found is not None:
-                    self.unfit.append(Unfit(lease.worker, lease.id, now, found.reason, found.detail))
+                    self.unfit_total += 1
+                    if len(self.unfit) < MOST_UNFIT:
+                        self.unfit.append(Unfit(lease.worker, lease.id, now, found.reason, found.detail))
                     defect = found.reason
             events = self.coordinator.deliver(lease.id, now, defect)
         self._idle.free(lease.worker)
@@ -352,6 +360,8 @@ class FederatedSimulation:
         version = self.coordinator.version
         if self._last_evaluation[0] != version:
             self._last_evaluation = (version, self._learner.evaluate(version))
+        if at_s == 0:
+            self._check_targets(self._last_evaluation[1])
         if self._to_reach:
             found = self._last_evaluation[1]
             if unknown := self._to_reach.keys() - found.keys():
@@ -363,3 +373,12 @@ class FederatedSimulation:
             self.evaluations.version.append(version)
             self.evaluations.name.append(name)
             self.evaluations.value.append(value)
+
+    def _check_targets(self, found: Mapping[str, float]) -> None:
+        """Targets are reached from below: one that version 0 meets says nothing, and a loss needs another measure."""
+        for name, level in self._targets.items():
+            if name in found and found[name] >= level:
+                raise ValueError(
+                    f"target {name} ≥ {level:g} is met by version 0 already ({found[name]:g}); a target is a value to "
+                    "rise to, so for a metric that falls let the workload report one that rises (its negative, say)"
+                )

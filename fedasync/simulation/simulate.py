@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from fedasync.workloads.protocol import Workload
 
 
+class BrokenLawError(AssertionError):
+    """A run's log contradicts a law that holds for every run: a fault of the simulator, never of its input."""
+
+
 def simulate(
     strategy: Strategy,
     population: Population,
@@ -70,7 +74,7 @@ def simulate(
     ledger = coordinator.ledger.as_dict()
     slots = strategy.admission.most_in_flight
     last, best = last_and_best(metrics)
-    summary = {
+    summary: dict[str, Any] = {
         "run_id": name or f"{strategy.name}-seed{seed}",
         "study": study,
         "seed": seed,
@@ -89,14 +93,16 @@ def simulate(
         "targets": targets(metrics, events, target or {}),
         "final": last,
         "best": best,
-        "unfit": [asdict(unfit) for unfit in simulation.unfit[:100]],
-        "unfit_total": len(simulation.unfit),
+        "unfit": [asdict(unfit) for unfit in simulation.unfit],
+        "unfit_total": simulation.unfit_total,
         "last_version_s": last_version_s(events),
     }
+    if broken := [f"{v['name']}: {v['detail']}" for v in summary["verdicts"] if not v["holds"]]:
+        raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
     found = closed_forms(strategy, clients, settings, workload, summary, metrics)
     summary["closed_forms"] = [asdict(form) for form in found]
     model = None if learner is None else learner.server.model
-    resolved = config if config is not None else _describe(strategy, population, settings, seed)
+    resolved = config if config is not None else _describe(strategy, population, workload, settings, target, seed)
     return Run(resolved, summary, {"events": events, "metrics": metrics}, model)
 
 
@@ -181,10 +187,20 @@ def _check_that_time_passes(strategy: Strategy, clients: Clients, settings: Sett
         )
 
 
-def _describe(strategy: Strategy, population: Population, settings: Settings, seed: int) -> dict[str, Any]:
+def _describe(
+    strategy: Strategy,
+    population: Population,
+    workload: Workload | None,
+    settings: Settings,
+    target: Mapping[str, float] | None,
+    seed: int,
+) -> dict[str, Any]:
+    """What was asked for, for a run that comes from no file: knobs as values, one's own objects as text."""
     return {
-        "strategy": asdict(strategy),
+        "strategy": strategy.identity,
         "population": asdict(population),
+        "workload": None if workload is None else f"{type(workload).__module__}.{type(workload).__qualname__}",
         "run": asdict(settings),
+        "targets": dict(target or {}),
         "seed": seed,
     }

@@ -154,7 +154,7 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> lis
     runs, report, written = publish(folder, description)
     for table in brief_tables(runs, report):
         console.print(table)
-    for name in ("closed_forms", "claims"):
+    for name in ("settings", "closed_forms", "claims"):
         if folder / f"{name}.csv" in written:
             console.print(rich_table(pl.read_csv(folder / f"{name}.csv"), name.replace("_", " ")))
     names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")

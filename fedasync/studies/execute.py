@@ -130,7 +130,7 @@ def perform(job: Job) -> Outcome:
 
 def _simulate(job: Job) -> Run:
     parts = build(job.plan.config, job.where)
-    run = simulate(
+    return simulate(
         parts.strategy,
         parts.population,
         None if parts.workload is None else parts.workload(),
@@ -142,12 +142,6 @@ def _simulate(job: Job) -> Run:
         labels=job.plan.labels,
         config={**job.plan.config, "versions": store.versions()},
     )
-    broken = [v for v in run.summary["verdicts"] if not v["holds"]]
-    if broken:
-        raise AssertionError(
-            f"the run breaks its own laws: {'; '.join(v['name'] + ': ' + v['detail'] for v in broken)}"
-        )
-    return run
 
 
 def _one_line(error: BaseException) -> str:

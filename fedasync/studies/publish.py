@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedasync.core import Cohort
 from fedasync.report import Report, write_report
 from fedasync.runs.run import Run, write
-from fedasync.simulation import Population
+from fedasync.simulation import Always
 from fedasync.simulation.closed_forms import speedup_ceiling
+from fedasync.simulation.laws import Constant, Values
+from fedasync.studies.build import build
 from fedasync.studies.errors import StudyError, parse
 from fedasync.studies.store import is_finished
 from fedasync.studies.study import Study
@@ -63,7 +66,9 @@ def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Re
     if not runs:
         raise StudyError(f"{folder}: no run has finished, so there is nothing to draw")
     report: Report = parse(Report, description["report"], f"{folder}: report")
-    tables = {"closed_forms": closed_form_table(runs)} if "closed_forms" in report.figures else {}
+    tables = {"settings": settings_table(runs, report)}
+    if "closed_forms" in report.figures:
+        tables["closed_forms"] = closed_form_table(runs)
     try:
         written = write_report(
             runs,
@@ -102,17 +107,53 @@ def closed_form_table(runs: Sequence[Run]) -> pl.DataFrame:
     )
 
 
+def settings_table(runs: Sequence[Run], report: Report) -> pl.DataFrame:
+    """The settings of every strategy that a study compares, a row each."""
+    import polars as pl
+
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for run in runs:
+        strategy = dict(run.config["strategy"])
+        labels = {report.series: run.labels.get(report.series, run.summary["strategy"])}
+        settings = ", ".join(f"{key} = {_plain(value)}" for key, value in strategy.items() if key != "name")
+        row = {**labels, "row": str(strategy["name"]), "settings": settings}
+        rows[tuple(row.values())] = row
+    return pl.DataFrame(list(rows.values()))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_plain(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
 def _ceilings(runs: Sequence[Run], report: Report) -> dict[str, float] | None:
-    """E[max of n]/E[t] for each label of the x axis, where the law of the durations is the same for every lease."""
+    """E[max of n]/E[t] for each label of the x axis, where one law gives every lease's whole duration."""
     if report.x_axis is None or "speedup_by_axis" not in report.figures:
         return None
-    found: dict[str, float] = {}
+    found: dict[str, set[float]] = {}
     for run in runs:
-        label = run.labels[report.x_axis]
-        if label in found or run.labels.get(report.series) != report.baseline:
-            continue
-        population: Population = parse(Population, run.config["population"], str(run.folder))
-        cohort = run.config["strategy"].get("cohort")
-        if population.duration_s is not None and population.seconds_per_sample is None and cohort is not None:
-            found[label] = speedup_ceiling(population.duration_s, cohort)
-    return found
+        if run.labels.get(report.series) == report.baseline:
+            found.setdefault(run.labels[report.x_axis], set()).add(_ceiling(run))
+    # A label that stands for several laws (in other facets) has no one ceiling.
+    return {label: min(values) for label, values in found.items() if len(values) == 1 and min(values) > 0}
+
+
+def _ceiling(run: Run) -> float:
+    """The ceiling over a synchronous run; 0 where none is known: clients that differ, leave, or have a network."""
+    parts = build({key: value for key, value in run.config.items() if key != "versions"}, str(run.folder))
+    population, cohort = parts.population, parts.strategy.admission
+    known = (
+        isinstance(cohort, Cohort)
+        and cohort.target == cohort.size
+        and isinstance(population.slowness, Constant)
+        and population.seconds_per_sample is None
+        and not population.has_network
+        and isinstance(population.availability, Always)
+        and population.dropout_probability == population.crash_probability == 0
+        and population.duration_s is not None
+        and not isinstance(population.duration_s, Values)
+    )
+    if not known or population.duration_s is None or not isinstance(cohort, Cohort):
+        return 0.0
+    return speedup_ceiling(population.duration_s, cohort.size)

@@ -9,14 +9,18 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedasync.report import trace_events
-from fedasync.runs.run import SUMMARY, Run, write
+import fedasync
+from fedasync.report import write_trace
+from fedasync.runs.run import SUMMARY, Run
 
 TRACE, ERROR = "trace.json", "error.log"
+TRACED_ROWS = 200_000
+"""Rows of the log, from its start, that trace.json shows: a viewer takes no more, and it would outgrow the log."""
 
 
 def versions() -> dict[str, str]:
@@ -31,11 +35,11 @@ def versions() -> dict[str, str]:
 
 
 def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs: Mapping[str, str]) -> str:
-    """A readable name that ends in a digest of configuration, input files and fedasync's version.
+    """A readable name that ends in a digest of configuration, input files, library versions and fedasync's source.
 
     The same question has the same name, so a finished run is never made twice.
     """
-    asked = {"config": config, "inputs": inputs, "fedasync": metadata.version("fedasync")}
+    asked = {"config": config, "inputs": inputs, "versions": versions(), "source": _source()}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
     words = [re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-") for label in labels.values()]
     return "_".join([*filter(None, words), f"seed{seed}", digest])[-120:]
@@ -53,6 +57,18 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
             continue
         found[module.__name__] = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return found
+
+
+@cache
+def _source() -> str:
+    """Digest of the rooms that a run's result depends on."""
+    package = Path(fedasync.__file__).parent
+    rooms = ("core", "aggregation", "workloads", "runs", "simulation")
+    digest = hashlib.sha256((package / "strategies.py").read_bytes())
+    for room in rooms:
+        for file in sorted((package / room).glob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _files(value: object) -> list[str]:
@@ -73,7 +89,7 @@ def keep(run: Run, folder: Path) -> None:
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         run.save(partial)
-        write(partial / TRACE, json.dumps(trace_events(run.events), separators=(",", ":")).encode())
+        write_trace(run.events.head(TRACED_ROWS), partial / TRACE)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except BaseException:

@@ -12,10 +12,11 @@ from fedasync.runs.verdicts import verdicts
 
 from .logs import END_S, LEDGER, STORY, Row, table
 
-CONSERVATION, TIME, STALENESS, CAP, LITTLE = (
+CONSERVATION, TIME, STALENESS, VERSIONS, CAP, LITTLE = (
     "conservation of work",
     "time goes forward",
     "staleness is an integer ≥ 0",
+    "versions follow the commits",
     "in flight within the cap",
     "Little's law",
 )
@@ -45,7 +46,7 @@ def changed(place: int, **fields: Any) -> list[Row]:
 
 
 def test_an_honest_log_holds_every_verdict() -> None:
-    assert judged() == dict.fromkeys((CONSERVATION, TIME, STALENESS, CAP, LITTLE), True)
+    assert judged() == dict.fromkeys((CONSERVATION, TIME, STALENESS, VERSIONS, CAP, LITTLE), True)
 
 
 def test_verdicts_give_the_numbers_behind_them() -> None:
@@ -105,6 +106,15 @@ def test_a_staleness_that_is_negative_or_not_the_difference_of_versions_is_found
 
 def test_a_version_older_than_its_base_is_found() -> None:
     assert STALENESS in broken(changed(8, version=0, base_version=1, staleness=-1))
+
+
+def test_a_base_that_was_not_the_published_version_is_found() -> None:
+    """Consistent in its own row, and yet not what the server had shown by then."""
+    admitted = next(i for i, row in enumerate(STORY) if row[1] == "admitted" and row[4] > 0)
+    assert VERSIONS in broken(changed(admitted, base_version=0, version=0))
+    consumed = next(i for i, row in enumerate(STORY) if row[1] == "consumed")
+    later = STORY[consumed][5] + 3
+    assert VERSIONS in broken(changed(consumed, version=later, staleness=later - STORY[consumed][4]))
 
 
 def test_a_staleness_beyond_the_bound_is_found() -> None:

@@ -54,9 +54,13 @@ KINDS = {"admitted", "delivered", *ENDS, "consumed", "ignored", "committed", "pu
 def learnt(fedasync: Command, study: Path) -> dict[str, Path]:
     """A run folder for each strategy, over-selection and all, with a target."""
     study.write_text(
-        changed(LEARNING, ("figures = []", 'figures = ["metric_over_time", "closed_forms"]'))
+        changed(
+            LEARNING,
+            ("figures = []", 'figures = ["metric_over_time", "closed_forms"]'),
+            ('kind = "quadratic"', 'kind = "quadratic"\nstart = -100.0'),
+        )
         + STRATEGIES
-        + "[targets]\nw = -1e9\nloss = 1e9\n"
+        + "[targets]\nw = -99\nloss = 1e9\n"
     )
     assert fedasync("sim", "s.toml").status == 0
     return {summary(run)["strategy"]: run for run in runs(S).values()}
@@ -117,15 +121,16 @@ def _check_summary(found: dict[str, Any], events: pl.DataFrame) -> None:
     tau = events.filter(pl.col("kind") == "consumed")["staleness"].to_numpy()
     assert found["staleness"]["mean"] == pytest.approx(tau.mean())
     assert found["staleness"]["max"] == tau.max()
-    assert found["staleness"]["p90"] == pytest.approx(np.quantile(tau, 0.9))
+    assert found["staleness"]["p90"] == np.quantile(tau, 0.9, method="inverted_cdf")
     assert sum(found["staleness"]["histogram"].values()) == found["consumed"]
     shares = found["utilisation"]
     assert set(shares) == {"useful", "wasted", "waiting", "server"}
     assert shares["useful"] + shares["wasted"] + shares["waiting"] == pytest.approx(1)
-    assert [(t["metric"], t["value"], t["reached_s"]) for t in found["targets"]] == [
-        ("w", -1e9, 0.0),
-        ("loss", 1e9, None),
+    assert [(t["metric"], t["value"], t["reached_s"] is None) for t in found["targets"]] == [
+        ("w", -99.0, False),
+        ("loss", 1e9, True),
     ]
+    assert found["targets"][0]["reached_s"] > 0
 
 
 def _check_metrics(metrics: pl.DataFrame, found: dict[str, Any]) -> None:
@@ -197,7 +202,7 @@ def test_show_prints_what_a_run_says_of_itself(fedasync: Command, learnt: dict[s
         assert f"{verdict['name']} yes {verdict['detail']}" in lines
     for tau, count in found["staleness"]["histogram"].items():
         assert f"{tau} {count} {count / 40:.1%}" in lines
-    assert "w ≥ -1e+09 0 0" in lines
+    assert any(line.startswith("w ≥ -99 ") and "not reached" not in line for line in lines)
     assert f"loss ≥ 1e+09 not reached (best {found['best']['loss']:.4g})" in lines
     rate = next(form for form in found["closed_forms"] if form["name"] == "contributions per second")
     assert any(line.startswith(f"contributions per second n / E[t] {rate['predicted']:.5g}") for line in lines)
@@ -208,7 +213,7 @@ def test_list_names_the_shipped_studies(fedasync: Command) -> None:
     end = fedasync("list")
     assert (end.status, end.err) == (0, "")
     found = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in end.out.splitlines() if "│" in line}
-    assert found == {"heterogeneity": "125", "quadratic_oracle": "54", "staleness_sweep": "100"}
+    assert found == {"heterogeneity": "125", "quadratic_oracle": "54", "staleness_sweep": "80"}
 
 
 def test_studies_of_the_working_directory_come_first_and_a_broken_one_is_listed(fedasync: Command) -> None:
