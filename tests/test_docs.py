@@ -75,3 +75,11 @@ def test_the_population_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "population.toml").write_text(timing + population + strategy)
     monkeypatch.chdir(tmp_path)
     assert run(["sim", "population.toml", "--jobs", "1"], monkeypatch) == 0
+
+
+def test_no_page_has_an_open_place_or_a_dead_link() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text()
+        assert not re.findall(r"^[A-Z]{4,}$", text, re.MULTILINE), page
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / link).exists(), f"{page}: {link}"
