@@ -173,6 +173,16 @@ def _oddity(run: Run) -> str | None:
             f"the first, of {who}: "
             f"{first['reason']}, {first['detail']}"
         )
+    if summary["versions"] == 0:
+        ledger = summary["ledger"]
+        lost = ", ".join(
+            f"{n} {why}" for kind in ("rejected", "failed", "cancelled") for why, n in ledger[kind].items()
+        )
+        return (
+            f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s: {ledger['buffered']}"
+            f" contributions wait in the buffer, {ledger['in_flight']} are in flight, lost: {lost or 'none'};"
+            " a smaller buffer or more time would do"
+        )
     if summary["ended"].startswith("nothing"):
         return f"run {summary['run_id']}: {summary['ended']}"
     return None

@@ -170,3 +170,12 @@ def test_a_strategy_and_a_workload_of_ones_own(fedasync: Command, study: Path) -
         "concurrency": 4,
         "buffer_size": 3,
     }
+
+
+def test_a_run_that_made_no_version_says_so_and_ends_with_status_1(fedasync: Command, study: Path) -> None:
+    """A K beyond what its time can bring is no clean finish."""
+    study.write_text(changed(LEARNING, ("updates = 40", "time_s = 50"), ("buffer_size = 2", "buffer_size = 1000000")))
+    end = fedasync("sim", "s.toml")
+    assert end.status == 1
+    assert "no version was made in 50 s" in end.err
+    assert "a smaller buffer or more time would do" in end.err
