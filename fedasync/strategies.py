@@ -7,7 +7,7 @@ function that returns a ``Strategy``, named there by its dotted path.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 from typing_extensions import TypedDict
 
@@ -16,6 +16,8 @@ from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
 from fedasync.core import Barrier, Cohort, Concurrency, EveryN, EveryVersion, Sliding, Strategy, Tumbling
+from fedasync.core.admission import Redispatch, Simultaneous
+from fedasync.core.buffering import WarmUp
 from fedasync.core.staleness import Polynomial, Staleness
 
 
@@ -33,8 +35,8 @@ class Bounds(TypedDict, total=False):
 class Dispatch(Bounds, total=False):
     """Knobs of every asynchronous row."""
 
-    redispatch: Literal["after_step", "before_step"]
-    simultaneous: Literal["one_by_one", "together"]
+    redispatch: Redispatch
+    simultaneous: Simultaneous
 
 
 def fedavg(*, cohort: int, keep: int | None = None, **bounds: Unpack[Bounds]) -> Strategy:
@@ -89,7 +91,7 @@ def fedfa(
     *,
     concurrency: int,
     window: int = 5,
-    warm_up: Literal["wait_until_full", "average_what_is_there"] = "wait_until_full",
+    warm_up: WarmUp = "wait_until_full",
     recompute_every: int = 256,
     **dispatch: Unpack[Dispatch],
 ) -> Strategy:

@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from fedasync.core.bounds import check_choice, check_integer
+
+Redispatch = Literal["after_step", "before_step"]
+Simultaneous = Literal["one_by_one", "together"]
+
 
 class Affairs(Protocol):
     """What an admission rule may look at."""
@@ -27,11 +32,6 @@ class Affairs(Protocol):
     def stepping(self) -> bool: ...
 
 
-def _positive(what: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{what} must be an integer ≥ 1, got {value}")
-
-
 def _under_way(now: Affairs) -> str:
     return f"the server step to version {now.version + 1} is under way"
 
@@ -49,8 +49,10 @@ class Cohort:
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        _positive("cohort size", self.size)
-        if self.keep is not None and not 1 <= self.keep <= self.size:
+        check_integer("cohort size", self.size, 1)
+        if self.keep is not None:
+            check_integer("keep", self.keep, 1)
+        if self.keep is not None and self.keep > self.size:
             raise ValueError(
                 f"a cohort of {self.size} can keep 1 to {self.size} results, got keep = {self.keep}: "
                 "the round could never end"
@@ -85,11 +87,13 @@ class Concurrency:
     """
 
     limit: int
-    redispatch: Literal["after_step", "before_step"] = "after_step"
-    simultaneous: Literal["one_by_one", "together"] = "one_by_one"
+    redispatch: Redispatch = "after_step"
+    simultaneous: Simultaneous = "one_by_one"
 
     def __post_init__(self) -> None:
-        _positive("concurrency", self.limit)
+        check_integer("concurrency", self.limit, 1)
+        check_choice("redispatch", self.redispatch, Redispatch)
+        check_choice("simultaneous", self.simultaneous, Simultaneous)
         if self.redispatch == "before_step" and self.simultaneous == "together":
             raise ValueError(
                 "slots cannot be given out before the step and after all arrivals of the instant: "
@@ -121,11 +125,10 @@ class StalenessBudget:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.eta < 0:
-            raise ValueError(f"staleness budget: eta must be an integer ≥ 0, got {self.eta}")
-        _positive("staleness budget: batch", self.batch)
+        check_integer("staleness budget: eta", self.eta, 0)
+        check_integer("staleness budget: batch", self.batch, 1)
         if self.limit is not None:
-            _positive("staleness budget: limit", self.limit)
+            check_integer("staleness budget: limit", self.limit, 1)
 
     @property
     def most_in_flight(self) -> int:

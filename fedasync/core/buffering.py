@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedasync.core.bounds import check_choice, check_integer
+
+Order = Literal["arrival", "oldest_first"]
+WarmUp = Literal["wait_until_full", "average_what_is_there"]
+
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
@@ -30,11 +35,11 @@ class Tumbling:
     """
 
     size: int
-    order: Literal["arrival", "oldest_first"] = "arrival"
+    order: Order = "arrival"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"buffer size must be an integer ≥ 1, got {self.size}")
+        check_integer("buffer size", self.size, 1)
+        check_choice("order", self.order, Order)
 
     def missing(self, waiting: int, window: int, target: int) -> int:
         return max(0, self.size - waiting)
@@ -52,11 +57,11 @@ class Sliding:
     """
 
     size: int
-    warm_up: Literal["wait_until_full", "average_what_is_there"] = "wait_until_full"
+    warm_up: WarmUp = "wait_until_full"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"window size must be an integer ≥ 1, got {self.size}")
+        check_integer("window size", self.size, 1)
+        check_choice("warm_up", self.warm_up, WarmUp)
 
     def missing(self, waiting: int, window: int, target: int) -> int:
         if self.warm_up == "average_what_is_there" or window:

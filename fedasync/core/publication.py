@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedasync.core.bounds import check_choice, check_integer
+
 InFlight = Literal["continue", "interrupt", "abort"]
 """Work in flight goes on from its old base; goes on under the new version (the runtime swaps it in); is cancelled."""
 
@@ -12,6 +14,9 @@ InFlight = Literal["continue", "interrupt", "abort"]
 @dataclass(frozen=True, slots=True)
 class EveryVersion:
     in_flight: InFlight = "continue"
+
+    def __post_init__(self) -> None:
+        check_choice("publication: in_flight", self.in_flight, InFlight)
 
     def due(self, version: int, published: int) -> bool:
         return True
@@ -25,8 +30,8 @@ class EveryN:
     in_flight: InFlight = "continue"
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"publication: n must be an integer ≥ 1, got {self.n}")
+        check_integer("publication: n", self.n, 1)
+        check_choice("publication: in_flight", self.in_flight, InFlight)
 
     def due(self, version: int, published: int) -> bool:
         return version - published >= self.n

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
+from fedasync.core.bounds import check_integer
 from fedasync.core.buffering import Barrier, Buffer, Tumbling
 from fedasync.core.publication import EveryN, EveryVersion, Publication
 
@@ -45,8 +46,8 @@ class Strategy:
                     f"batch = {batch} more leases a version: larger it can never be reached after a while, smaller the "
                     f"leases in flight grow without bound; a tumbling buffer of K = {batch} would do"
                 )
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ValueError(f"strategy {self.name!r}: max_staleness must be an integer ≥ 0, got {self.max_staleness}")
+        if self.max_staleness is not None:
+            check_integer(f"strategy {self.name!r}: max_staleness", self.max_staleness, 0)
         if self.lease_timeout_s is not None and not 0 < self.lease_timeout_s < inf:
             raise ValueError(
                 f"strategy {self.name!r}: lease_timeout_s must be > 0 and finite, got {self.lease_timeout_s}"

@@ -218,7 +218,7 @@ def _doublings(largest: int) -> tuple[np.ndarray, list[str]]:
 def _some(names: list[str], width: float) -> tuple[list[int], list[str]]:
     """Ticks that fit beside each other on ``width`` inches: every one, or every n-th."""
     needed = len(names) * (max(map(len, names)) + 1.5)
-    step = next(n for n in (1, 2, 5, 10) if needed / n <= 12 * width or n == 10)
+    step = next(n for n in (1, 2, 3, 4, 5, 10) if needed / n <= 12 * width or n == 10)
     return list(range(0, len(names), step)), names[::step]
 
 

@@ -74,7 +74,10 @@ class Run:
             raise ValueError(f"this run has no table {name!r} and no folder to read it from")
         import polars as pl
 
-        return pl.read_parquet(self.folder / file)
+        try:
+            return pl.read_parquet(self.folder / file)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise ValueError(f"{self.folder / file} cannot be read: {' '.join(str(error).split())}") from None
 
     @classmethod
     def load(cls, folder: Path) -> Run:

@@ -24,6 +24,7 @@ from fedasync.core import (
     StepReady,
     Strategy,
 )
+from fedasync.core.bounds import check_choice, check_integer
 from fedasync.simulation.learning import Learner
 from fedasync.simulation.population import Clients, Fate
 from fedasync.simulation.selection import IdleClients, Selection
@@ -33,8 +34,17 @@ HOPELESS = 1000
 limit would end is given up."""
 
 
+MOST_EVALUATIONS = 1_000_000
+
+STANDSTILL = 100_000
+"""Events, beyond ten for each lease that may be in flight, after which the clock must have moved."""
+
 MOST_UNFIT = 100
 """Contributions not fit for use that are told one by one; all are counted."""
+
+
+class StandstillError(RuntimeError):
+    """Work takes so little time that the clock does not move, and only the clock would end the run."""
 
 
 class NothingAcceptedError(RuntimeError):
@@ -66,9 +76,16 @@ class Settings:
             if value is not None and not 0 < value < inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {value}")
         for name in ("updates", "versions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be an integer ≥ 1, got {value}")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        check_choice("selection", self.selection, Selection)
+        if self.time_s is not None and self.evaluate_every_s is not None:
+            points = self.time_s / self.evaluate_every_s
+            if points > MOST_EVALUATIONS:
+                raise ValueError(
+                    f"evaluate_every_s = {self.evaluate_every_s:g} makes {points:.3g} evaluations in time_s = "
+                    f"{self.time_s:g}; at most {MOST_EVALUATIONS:,} are made"
+                )
         if not 0 <= self.server_step_s < inf:
             raise ValueError(f"server_step_s must be ≥ 0 and finite, got {self.server_step_s}")
 
@@ -128,6 +145,8 @@ class FederatedSimulation:
         self._wake_s = inf
         self._dispatch_due = True
         self._fruitless = 0
+        self._events = 0
+        self._mark_s = 0.0
         self._next_evaluation = 0
         self._last_evaluation: tuple[int, dict[str, float]] = (-1, {})
         self._targets = dict(targets or {})
@@ -172,8 +191,21 @@ class FederatedSimulation:
             self._evaluate_until(next_s)
             if self._reached_s < inf:
                 return self.now
+            self._watch_the_clock()
             env.step()
         return self.now
+
+    def _watch_the_clock(self) -> None:
+        """A run that only time ends must get on: refuse one that would need more than 10^9 times what it has done."""
+        self._events += 1
+        if self._events % (STANDSTILL + 10 * self.coordinator.strategy.admission.most_in_flight):
+            return
+        passed_s, self._mark_s = self.now - self._mark_s, self.now
+        if passed_s < 1e-9 * (self._settings.time_s or 0.0) and self._most_updates == self._most_versions == inf:
+            raise StandstillError(
+                f"the clock stands still: {passed_s:g} s passed in {STANDSTILL} events and more, at {self.now:g} s of "
+                f"{self._settings.time_s:g} s; longer durations, or updates or versions as the run's end, would do"
+            )
 
     # -- the story of a lease ----------------------------------------------------------------------------------
 
@@ -360,12 +392,10 @@ class FederatedSimulation:
         version = self.coordinator.version
         if self._last_evaluation[0] != version:
             self._last_evaluation = (version, self._learner.evaluate(version))
-        if at_s == 0:
-            self._check_targets(self._last_evaluation[1])
+        if not self.evaluations.time_s:
+            self._check_targets(self._last_evaluation[1], version)
         if self._to_reach:
             found = self._last_evaluation[1]
-            if unknown := self._to_reach.keys() - found.keys():
-                raise ValueError(f"target {min(unknown)!r}: the workload has no such metric; it has {sorted(found)}")
             self._to_reach = {name: level for name, level in self._to_reach.items() if not found[name] >= level}
             self._reached_s = inf if self._to_reach else at_s
         for name, value in self._last_evaluation[1].items():
@@ -374,10 +404,12 @@ class FederatedSimulation:
             self.evaluations.name.append(name)
             self.evaluations.value.append(value)
 
-    def _check_targets(self, found: Mapping[str, float]) -> None:
+    def _check_targets(self, found: Mapping[str, float], version: int) -> None:
         """Targets are reached from below: one that version 0 meets says nothing, and a loss needs another measure."""
         for name, level in self._targets.items():
-            if name in found and found[name] >= level:
+            if name not in found:
+                raise ValueError(f"target {name!r}: the workload has no such metric; it has {sorted(found)}")
+            if version == 0 and found[name] >= level:
                 raise ValueError(
                     f"target {name} ≥ {level:g} is met by version 0 already ({found[name]:g}); a target is a value to "
                     "rise to, so for a metric that falls let the workload report one that rises (its negative, say)"

@@ -39,7 +39,9 @@ class Learner:
     def finish(self, lease: Lease) -> Defect | None:
         """A lease's result is due: train, and hand the contribution to the server. Raises WorkloadError."""
         turn = self._turns.pop(lease.id)
-        task = Task(lease.worker, self.server.base(lease.id), self._seeds.seed(lease.worker, turn), self._mu)
+        base = self.server.base(lease.id)
+        written = base.values._version
+        task = Task(lease.worker, base, self._seeds.seed(lease.worker, turn), self._mu)
         try:
             contribution = self.workload.train(task)
         except Exception as error:
@@ -47,6 +49,11 @@ class Learner:
                 f"client {lease.worker}, lease {lease.id}, version {lease.base_version}: "
                 f"train raised {type(error).__name__}: {error}"
             ) from error
+        if base.values._version != written:
+            raise WorkloadError(
+                f"client {lease.worker}, lease {lease.id}: train wrote into task.model, which other leases share; "
+                "train on a copy of it"
+            )
         return self.server.receive(lease.id, contribution)
 
     def forget(self, lease_id: int) -> None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
 
+from fedasync.core.bounds import check_choice, check_integer
 from fedasync.simulation.availability import Always, Availability, Presence
 from fedasync.simulation.laws import Constant, Law, Values
 from fedasync.simulation.streams import Stream
+
+WhenOffline = Literal["lose", "pause"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,14 @@ class Population:
     uplink_bytes_per_second: Law | None = None
     model_bytes: int | None = None
     availability: Availability = Always()
-    when_offline: Literal["lose", "pause"] = "lose"
+    when_offline: WhenOffline = "lose"
     dropout_probability: float = 0.0
     crash_probability: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.clients is not None and self.clients < 1:
-            raise ValueError(f"clients must be an integer ≥ 1, got {self.clients}")
+        if self.clients is not None:
+            check_integer("clients", self.clients, 1)
+        check_choice("when_offline", self.when_offline, WhenOffline)
         if self.duration_s is None and self.seconds_per_sample is None:
             raise ValueError("clients take no time: give duration_s, seconds_per_sample, or both")
         for name in ("dropout_probability", "crash_probability"):
@@ -49,8 +53,8 @@ class Population:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.dropout_probability + self.crash_probability > 1:
             raise ValueError("dropout_probability + crash_probability must be ≤ 1")
-        if self.model_bytes is not None and self.model_bytes < 0:
-            raise ValueError(f"model_bytes must be an integer ≥ 0, got {self.model_bytes}")
+        if self.model_bytes is not None:
+            check_integer("model_bytes", self.model_bytes, 0)
 
     @property
     def has_network(self) -> bool:

@@ -63,7 +63,7 @@ def simulate(
         raise TypeError(f"give settings, or {', '.join(limits)} as keywords, not both")
     settings = Settings(**limits) if settings is None else settings
     clients = realise(population, workload, seed)
-    check(strategy, clients, settings, target if workload is not None else None)
+    check(strategy, clients, settings, target or {}, learns=workload is not None)
     with nullcontext() if workload is None else _one_thread():
         learner = None if workload is None else Learner(strategy, workload, seed)
         simulation = FederatedSimulation(strategy, clients, settings, seed, learner, target)
@@ -149,12 +149,16 @@ def realise(population: Population, workload: Workload | None, seed: int) -> Cli
     return Clients(population, seed, samples, model_bytes)
 
 
-def check(strategy: Strategy, clients: Clients, settings: Settings, target: Mapping[str, float] | None) -> None:
-    """Refuse what could never make progress, or never end: ValueError. ``target`` is that of a run that learns."""
-    if settings.stop_at_target and (not target or settings.evaluate_every_s is None):
+def check(
+    strategy: Strategy, clients: Clients, settings: Settings, target: Mapping[str, float], *, learns: bool
+) -> None:
+    """Refuse what could never make progress, never end, or never be seen: ValueError."""
+    if settings.stop_at_target and not (target and learns and settings.evaluate_every_s):
         raise ValueError(
             "stop_at_target needs a target, a workload, and evaluate_every_s: without them none is ever seen"
         )
+    if target and not learns:
+        raise ValueError(f"target {min(target)!r} needs a workload: a timing-only run has no metrics")
     if (refusal := strategy.refusal(clients.count)) is not None:
         raise ValueError(refusal)
     if settings.updates is not None and settings.updates < strategy.first_step_needs:

@@ -66,8 +66,8 @@ def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients |
             worlds[key] = _world(parts, plan.seed)
         clients = worlds[key]
         if clients is not None:
-            learns = parts.workload is not None
-            check(parts.strategy, clients, parts.settings, plan.config["targets"] if learns else None)
+            targets = plan.config["targets"]
+            check(parts.strategy, clients, parts.settings, targets, learns=parts.workload is not None)
     except StudyError:
         raise
     except ValueError as error:

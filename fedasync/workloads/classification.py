@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.workloads.bounds import check_client
+from fedasync.core.bounds import check_client
 from fedasync.workloads.protocol import Task
 from fedasync.workloads.training import LocalTraining, ModuleTrainer, module_state
 

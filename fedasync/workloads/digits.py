@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedasync.workloads.bounds import check_integer
+from fedasync.core.bounds import check_integer
 from fedasync.workloads.classification import Classification
 from fedasync.workloads.partition import Dirichlet, Partition
 from fedasync.workloads.training import LocalTraining

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedasync.workloads.bounds import check_integer, check_real
+from fedasync.core.bounds import check_integer, check_real
 
 MAXIMUM_DRAWS = 1000
 

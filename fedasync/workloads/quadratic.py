@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.workloads.bounds import check_client, check_integer, check_real
+from fedasync.core.bounds import check_client, check_integer, check_real
 from fedasync.workloads.protocol import Task
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.workloads.bounds import check_integer, check_real
+from fedasync.core.bounds import check_integer, check_real
 from fedasync.workloads.protocol import Task
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "empty cohort": (lambda: Cohort(0), "cohort size must be an integer ≥ 1, got 0"),
     "keep more than started": (lambda: Cohort(3, keep=4), "a cohort of 3 can keep 1 to 3 results, got keep = 4"),
-    "keep none": (lambda: Cohort(3, keep=0), "can keep 1 to 3 results, got keep = 0"),
+    "keep none": (lambda: Cohort(3, keep=0), "keep must be an integer ≥ 1, got 0"),
     "no concurrency": (lambda: Concurrency(0), "concurrency must be an integer ≥ 1, got 0"),
     "negative eta": (lambda: StalenessBudget(-1, 4), "eta must be an integer ≥ 0, got -1"),
     "empty batch": (lambda: StalenessBudget(0, 0), "batch must be an integer ≥ 1, got 0"),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedasync.core import Concurrency, EveryN, Strategy, Tumbling
-from fedasync.simulation.federated import Settings
-from fedasync.simulation.laws import Constant, Exponential, Values
+from fedasync.simulation.federated import Settings, StandstillError
+from fedasync.simulation.laws import Constant, Exponential, Lognormal, Values
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.simulate import simulate
@@ -187,3 +187,37 @@ def test_a_publication_every_n_runs_within_its_bound() -> None:
     strategy = Strategy("rare", Concurrency(1), Tumbling(1), None, EveryN(4), max_staleness=3)
     made = simulate(strategy, FIVE, versions=40)
     assert made.summary["staleness"]["histogram"] == {str(tau): 10 for tau in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: fedfa(concurrency=3, warm_up="x"),
+            "warm_up must be 'wait_until_full' or 'average_what_is_there', got 'x'",
+        ),
+        (lambda: fedbuff(concurrency=3, redispatch="later"), "redispatch must be 'after_step' or 'before_step'"),
+        (lambda: fedbuff(concurrency=3, simultaneous="togehter"), "simultaneous must be 'one_by_one' or 'together'"),
+        (lambda: fedbuff(concurrency=2.5), "concurrency must be an integer ≥ 1, got 2.5"),
+        (lambda: fedbuff(concurrency=3, max_staleness=0.5), "max_staleness must be an integer ≥ 0, got 0.5"),
+        (lambda: fedbuff(concurrency=3, publish_every=1.5), "n must be an integer ≥ 1, got 1.5"),
+        (lambda: Population(3, Exponential(1.0), when_offline="loose"), "when_offline must be 'lose' or 'pause'"),
+        (lambda: Settings(updates=3, selection="rand"), "selection must be 'random_idle' or 'same_client', got 'rand'"),
+        (lambda: Settings(updates=2.5), "updates must be an integer ≥ 1, got 2.5"),
+        (lambda: Settings(time_s=600.0, evaluate_every_s=1e-9), "at most 1,000,000 are made"),
+    ],
+)
+def test_a_misspelt_choice_is_refused_in_python_as_it_is_in_toml(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()
+
+
+@pytest.mark.parametrize("law", [Constant(1e-300), Lognormal(10.0, 50.0)], ids=["constant", "lognormal"])
+def test_a_clock_that_does_not_move_ends_the_run(law: Any) -> None:
+    with pytest.raises(StandstillError, match="the clock stands still"):
+        simulate(fedasync(concurrency=5), Population(10, law), time_s=1.0)
+
+
+def test_a_target_without_a_workload_is_refused() -> None:
+    with pytest.raises(ValueError, match="target 'accuracy' needs a workload"):
+        simulate(fedasync(concurrency=2), Population(4, Exponential(1.0)), time_s=1.0, target={"accuracy": 0.9})

@@ -35,12 +35,22 @@ def test_the_last_model_is_evaluated_off_the_grid_too() -> None:
 
 
 def test_a_target_is_reported_with_its_time_and_its_contributions() -> None:
-    run = climb(time_s=6.0, evaluate_every_s=0.75, target={"w": 3.0, "accuracy": 0.5})
-    assert run.summary["targets"] == [
-        {"metric": "w", "value": 3.0, "reached_s": 3.0, "reached_updates": 3},
-        {"metric": "accuracy", "value": 0.5, "reached_s": None, "reached_updates": None},
-    ]
+    run = climb(time_s=6.0, evaluate_every_s=0.75, target={"w": 3.0})
+    assert run.summary["targets"] == [{"metric": "w", "value": 3.0, "reached_s": 3.0, "reached_updates": 3}]
+    missed = climb(time_s=6.0, evaluate_every_s=0.75, target={"w": 99.0}).summary["targets"]
+    assert missed == [{"metric": "w", "value": 99.0, "reached_s": None, "reached_updates": None}]
     assert run.summary["time_s"] == 6.0
+
+
+@pytest.mark.parametrize("grid", [{"evaluate_every_s": 1.0}, {}], ids=["grid", "end only"])
+def test_a_target_of_an_unknown_metric_is_refused_even_when_nothing_waits_for_it(grid: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="target 'accuracy': the workload has no such metric; it has"):
+        climb(time_s=5.0, target={"accuracy": 0.9}, **grid)
+
+
+def test_a_target_that_the_start_meets_already_says_nothing_and_is_refused() -> None:
+    with pytest.raises(ValueError, match="is met by version 0 already"):
+        climb(time_s=5.0, evaluate_every_s=1.0, target={"w": 0.0})
 
 
 def test_a_run_that_stops_at_its_target_ends_at_the_grid_point_that_saw_it() -> None:

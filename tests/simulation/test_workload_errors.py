@@ -221,3 +221,13 @@ def test_a_result_that_nobody_waits_for_is_never_computed() -> None:
     run = simulate(fedasync(concurrency=1, lease_timeout_s=2.0), constant_times(7.0, 1.0), late, time_s=30.0)
     assert run.summary["ledger"]["ignored"] > 0
     assert 0 not in trained
+
+
+def test_a_client_that_writes_into_the_shared_base_is_found_out() -> None:
+    class Writes(Mapped):
+        def train(self, task: Task) -> Contribution:
+            task.model.values.add_(1.0)
+            return super().train(task)
+
+    with pytest.raises(WorkloadError, match=r"client \d+, lease \d+: train wrote into task.model"):
+        simulate(fedasync(concurrency=2), Population(duration_s=Exponential(1.0)), Writes(4, lambda _, w: w), updates=9)

@@ -303,9 +303,9 @@ def test_modules_that_cannot_be_a_flat_model_are_refused() -> None:
         ({"batch_size": 2.5}, r"batch_size must be an integer ≥ 1, got 2\.5"),
         ({"learning_rate": 0.0}, r"learning_rate must be a finite number > 0, got 0\.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number > 0, got nan"),
-        ({"momentum": 1.0}, r"momentum must be a finite number >= 0 and < 1, got 1\.0"),
-        ({"weight_decay": -0.1}, r"weight_decay must be a finite number >= 0, got -0\.1"),
-        ({"weight_decay": "a"}, "weight_decay must be a finite number >= 0, got 'a'"),
+        ({"momentum": 1.0}, r"momentum must be a finite number ≥ 0 and < 1, got 1\.0"),
+        ({"weight_decay": -0.1}, r"weight_decay must be a finite number ≥ 0, got -0\.1"),
+        ({"weight_decay": "a"}, "weight_decay must be a finite number ≥ 0, got 'a'"),
     ],
 )
 def test_settings_out_of_range_are_named(settings_: dict[str, float], message: str) -> None:

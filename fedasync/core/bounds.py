@@ -1,9 +1,10 @@
-"""Which numbers a constructor accepts, and the one line that says so when it got another."""
+"""Which values a constructor accepts, and the one line that says so when it got another."""
 
 from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral, Real
+from typing import get_args
 
 
 def check_integer(name: str, value: object, minimum: int) -> None:
@@ -23,11 +24,18 @@ def check_real(
         number = float(value)
         if (low < number if above else low <= number) and (number < high if below else number <= high):
             return
-    limits = [f"{'>' if above else '>='} {low:g}"] if isfinite(low) else []
+    limits = [f"{'>' if above else '≥'} {low:g}"] if isfinite(low) else []
     if isfinite(high):
-        limits.append(f"{'<' if below else '<='} {high:g}")
+        limits.append(f"{'<' if below else '≤'} {high:g}")
     accepted = " ".join(["a finite number", " and ".join(limits)]).strip()
     raise ValueError(f"{name} must be {accepted}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``, a ``Literal`` type."""
+    accepted = get_args(choices)
+    if value not in accepted:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, accepted))}, got {value!r}")
 
 
 def check_client(client: int, clients: int) -> None:
