@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -29,11 +29,14 @@ def sim(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a processor).")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 … N − 1 instead of the file's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study's results (default: results/NAME).")] = None,
+    backend: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where runs are made: processes of this machine, or Ray.")
+    ] = "local",
 ) -> None:
     """Run a study under the virtual clock; finished runs are not made again."""
     from fedasync.studies.command import run_study
 
-    raise typer.Exit(run_study(study, changes or [], jobs, seeds, out))
+    raise typer.Exit(run_study(study, changes or [], jobs, seeds, out, backend))
 
 
 @app.command("list")

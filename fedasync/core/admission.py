@@ -6,9 +6,13 @@ Each rule is a frozen value that is asked once a lease, ``admits``, and says in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedasync.core.bounds import check_choice, check_integer
+
+if TYPE_CHECKING:
+    from fedasync.core.events import Step
+    from fedasync.core.ledger import Ledger
 
 Redispatch = Literal["after_step", "before_step"]
 Simultaneous = Literal["one_by_one", "together"]
@@ -21,15 +25,10 @@ class Affairs(Protocol):
     """Committed steps."""
     round_started: int
     """Leases admitted since the last step."""
-
-    @property
-    def accepted(self) -> int: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-    @property
-    def stepping(self) -> bool: ...
+    step: Step | None
+    """The step that was handed out and is not committed yet."""
+    ledger: Ledger
+    """How many leases are where."""
 
 
 def _under_way(now: Affairs) -> str:
@@ -67,11 +66,12 @@ class Cohort:
     def most_in_flight(self) -> int:
         return self.size
 
-    def admits(self, now: Affairs) -> bool:
-        return now.round_started < self.size and not now.stepping
+    def slots(self, now: Affairs) -> int:
+        """How many leases may start now."""
+        return self.size - now.round_started if now.step is None else 0
 
     def refusal(self, now: Affairs) -> str:
-        if now.stepping:
+        if now.step is not None:
             return _under_way(now)
         return f"round {now.version + 1} has started all {self.size} of its cohort"
 
@@ -104,12 +104,15 @@ class Concurrency:
     def most_in_flight(self) -> int:
         return self.limit
 
-    def admits(self, now: Affairs) -> bool:
-        return now.in_flight < self.limit and not (now.stepping and self.redispatch == "after_step")
+    def slots(self, now: Affairs) -> int:
+        """How many leases may start now."""
+        if now.step is not None and self.redispatch == "after_step":
+            return 0
+        return self.limit - now.ledger.in_flight
 
     def refusal(self, now: Affairs) -> str:
-        if now.in_flight >= self.limit:
-            return f"{now.in_flight} of {self.limit} leases are in flight"
+        if now.ledger.in_flight >= self.limit:
+            return f"{now.ledger.in_flight} of {self.limit} leases are in flight"
         return _under_way(now)
 
 
@@ -137,15 +140,12 @@ class StalenessBudget:
 
     def slots(self, now: Affairs) -> int:
         """How many more leases may start (negative when a restart found more running than allowed)."""
-        slots = (self.eta + now.version + 1) * self.batch - (now.accepted + now.in_flight)
-        return slots if self.limit is None else min(slots, self.limit - now.in_flight)
-
-    def admits(self, now: Affairs) -> bool:
-        return self.slots(now) > 0
+        slots = (self.eta + now.version + 1) * self.batch - (now.ledger.accepted + now.ledger.in_flight)
+        return slots if self.limit is None else min(slots, self.limit - now.ledger.in_flight)
 
     def refusal(self, now: Affairs) -> str:
         return (
-            f"the staleness budget is spent: {now.accepted} accepted and {now.in_flight} in flight "
+            f"the staleness budget is spent: {now.ledger.accepted} accepted and {now.ledger.in_flight} in flight "
             f"at version {now.version} (eta = {self.eta}, batch = {self.batch}, limit = {self.limit})"
         )
 

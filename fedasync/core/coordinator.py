@@ -15,12 +15,10 @@ The arrays of a contribution stay with the runtime, under the lease's number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
-from fedasync.core import log
 from fedasync.core.admission import Cohort
 from fedasync.core.buffering import Barrier, Sliding, Tumbling
 from fedasync.core.events import (
@@ -36,35 +34,57 @@ from fedasync.core.events import (
     StepReady,
 )
 from fedasync.core.ledger import Ledger
+from fedasync.core.log import (
+    ADMITTED,
+    CANCELLED,
+    COMMITTED,
+    CONSUMED,
+    DELIVERED,
+    FAILED,
+    IGNORED,
+    NONE,
+    PUBLISHED,
+    REJECTED,
+    EventLog,
+)
 from fedasync.core.strategy import Strategy
 
-Record = Callable[[float, int, int, int, int, int, int, str | None], None]
-
-
-def _no_record(*_: object) -> None:
-    """The log of somebody who keeps none."""
+_ACCEPTED = Accepted()
+_new = tuple.__new__
+"""Makes a lease without the keyword handling of its class: one is made for every piece of work."""
 
 
 class Coordinator:
     """One run of a strategy.
 
-    ``record`` receives every change of every lease as a row (``EventLog.append``). Calls must come with times that
-    never go back; ValueError otherwise, and for a lease number that was never given out.
+    ``log`` receives every change of every lease as a row. Calls must come with times that never go back; ValueError
+    otherwise, and for a lease number that was never given out.
     """
 
-    def __init__(self, strategy: Strategy, record: Record = _no_record) -> None:
+    def __init__(self, strategy: Strategy, log: EventLog | None = None) -> None:
         self.strategy = strategy
         self.version = 0
         self.published = 0
         self.round_started = 0
         self.now = -float("inf")
         self.ledger = Ledger()
-        self._record = record
+        self.step: Step | None = None
+        """The outstanding step, which a runtime that was restored must apply again."""
+        self.log = EventLog(_forget) if log is None else log
+        self._record = self.log.append
+        self._admission = strategy.admission
+        self._buffer = strategy.buffer
+        self._publication = strategy.publication
+        self._sliding = isinstance(strategy.buffer, Sliding)
+        self._cohort = strategy.admission if isinstance(strategy.admission, Cohort) else None
+        self._timeout_s = strategy.lease_timeout_s
+        self._needed = strategy.buffer.missing(0, 0, 0)
+        """Accepted contributions without which no step can begin (0 for a round, which failures may shorten)."""
+        self._most_stale = inf if strategy.max_staleness is None else strategy.max_staleness
         self._next_lease = 0
         self._leases: dict[int, Lease] = {}
         self._waiting: deque[Arrival] = deque()
         self._window: deque[int] = deque()
-        self._step: Step | None = None
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -72,24 +92,19 @@ class Coordinator:
         return len(self._leases)
 
     @property
-    def accepted(self) -> int:
-        """Contributions accepted since the start, less those dropped from the buffer later."""
-        return self.ledger.buffered + self.ledger.consumed
+    def waiting(self) -> int:
+        """Accepted contributions that no step has taken yet."""
+        return len(self._waiting)
 
     @property
-    def stepping(self) -> bool:
-        """A step was handed out and is not committed yet."""
-        return self._step is not None
+    def slots(self) -> int:
+        """How many workers that ask now get a lease (≤ 0: none)."""
+        return self._admission.slots(self)
 
     @property
     def admits(self) -> bool:
         """A worker that asks now gets a lease."""
-        return self.strategy.admission.admits(self)
-
-    @property
-    def step(self) -> Step | None:
-        """The outstanding step, which a runtime that was restored must apply again."""
-        return self._step
+        return self.slots > 0
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -104,20 +119,24 @@ class Coordinator:
 
     def request(self, worker: int, now: float) -> Lease | None:
         """A worker asks for work: a lease on the published version, or None when admission says "not now"."""
-        self._at(now)
-        if not self.strategy.admission.admits(self):
+        if not now >= self.now:
+            self._at(now)
+        self.now = now
+        if self._admission.slots(self) <= 0:
             return None
-        timeout_s = self.strategy.lease_timeout_s
-        deadline_s = None if timeout_s is None else now + timeout_s
-        lease = Lease(self._next_lease, worker, self.published, now, deadline_s)
-        self._next_lease += 1
+        base, lease_id, ledger = self.published, self._next_lease, self.ledger
+        deadline_s = None if self._timeout_s is None else now + self._timeout_s
+        lease: Lease = _new(Lease, (lease_id, worker, base, now, deadline_s))
+        self._next_lease = lease_id + 1
         self.round_started += 1
-        self._leases[lease.id] = lease
+        self._leases[lease_id] = lease
         if deadline_s is not None:
-            heappush(self._deadlines, (deadline_s, lease.id))
-        self.ledger.admitted += 1
-        self.ledger.in_flight += 1
-        self._record(now, log.ADMITTED, lease.id, worker, self.published, self.published, log.NONE, None)
+            heappush(self._deadlines, (deadline_s, lease_id))
+        ledger.admitted += 1
+        ledger.in_flight += 1
+        self._record((now, ADMITTED, lease_id, worker, base, base, NONE, NONE))
+        if not lease_id & 1023:
+            self.log.pack()
         return lease
 
     def deliver(self, lease_id: int, now: float, defect: str | None = None) -> list[Event]:
@@ -126,7 +145,8 @@ class Coordinator:
         if lease is None:
             return [Rejected(lease_id, "the lease had ended", ignored=True)]
         events: list[Event]
-        if defect is None and self._too_stale(lease):
+        staleness = self.version - lease.base_version
+        if defect is None and staleness > self._most_stale:
             defect = "stale"
         if lease.deadline_s is not None and now > lease.deadline_s:
             events = [self._failed(lease, "timeout", now)]  # late, whether or not a timer was looked at meanwhile
@@ -135,11 +155,11 @@ class Coordinator:
             events = [Rejected(lease_id, defect)]
         else:
             self.ledger.buffered += 1
-            self._waiting.append(Arrival(lease, now, self.version))
-            staleness = self.version - lease.base_version
-            self._record(now, log.DELIVERED, lease_id, lease.worker, lease.base_version, self.version, staleness, None)
-            events = [Accepted(lease)]
-        self._advance(now, events)
+            self._waiting.append(_new(Arrival, (lease, now, self.version)))
+            self._record((now, DELIVERED, lease_id, lease.worker, lease.base_version, self.version, staleness, NONE))
+            events = [_ACCEPTED]
+        if self.step is None and len(self._waiting) >= self._needed:
+            self._advance(now, events)
         return events
 
     def fail(self, lease_id: int, reason: str, now: float) -> list[Event]:
@@ -148,37 +168,41 @@ class Coordinator:
         if lease is None:
             return [Rejected(lease_id, "the lease had ended", ignored=True)]
         events: list[Event] = [self._failed(lease, reason, now)]
-        self._advance(now, events)
+        if self.step is None:
+            self._advance(now, events)
         return events
 
     def commit(self, now: float) -> list[Event]:
         """The outstanding step has been applied to the model: version + 1."""
-        step = self._step
+        step = self.step
         if step is None:
             raise ValueError(f"commit at version {self.version}: no step is outstanding")
         self._at(now)
-        self._step = None
+        self.step = None
         self.version += 1
         self.round_started = 0
-        self._window = deque(step.window)
-        for arrival in step.entering:
-            lease = arrival.lease
-            self.ledger.buffered -= 1
-            self.ledger.consumed += 1
-            tau = step.staleness(arrival)
-            self._record(now, log.CONSUMED, lease.id, lease.worker, lease.base_version, step.version, tau, None)
-        self._record(now, log.COMMITTED, log.NONE, log.NONE, log.NONE, self.version, log.NONE, None)
+        if self._sliding:
+            self._window = deque(step.window)
+            self._needed = self._buffer.missing(0, len(step.window), 0)
+        record, base = self._record, step.version
+        for lease, _, _ in step.entering:
+            tau = base - lease.base_version
+            record((now, CONSUMED, lease.id, lease.worker, lease.base_version, base, tau, NONE))
+        self.ledger.buffered -= len(step.entering)
+        self.ledger.consumed += len(step.entering)
+        record((now, COMMITTED, NONE, NONE, NONE, self.version, NONE, NONE))
         events: list[Event] = []
-        publication = self.strategy.publication
+        publication = self._publication
         if publication.due(self.version, self.published):
             self.published = self.version
-            self._record(now, log.PUBLISHED, log.NONE, log.NONE, log.NONE, self.version, log.NONE, None)
+            record((now, PUBLISHED, NONE, NONE, NONE, self.version, NONE, NONE))
             events.append(Published(self.version, publication.in_flight))
             if publication.in_flight == "abort":
                 self._cancel_all("aborted by a publication", now, events)
-        if self.strategy.max_staleness is not None:
+        if self._most_stale < inf:
             self._sweep(now, events)
-        self._advance(now, events)
+        if len(self._waiting) >= self._needed:
+            self._advance(now, events)
         return events
 
     def next_timer(self) -> float | None:
@@ -197,7 +221,7 @@ class Coordinator:
             lease = self._leases.pop(heappop(self._deadlines)[1])
             self.ledger.in_flight -= 1
             events.append(self._failed(lease, "timeout", now))
-        if events:
+        if events and self.step is None:
             self._advance(now, events)
         return events
 
@@ -209,8 +233,8 @@ class Coordinator:
         shown = ", ".join(map(str, workers[:8])) + (f" and {len(workers) - 8} more" if len(workers) > 8 else "")
         missing = self.strategy.buffer.missing(len(self._waiting), len(self._window), self._round_target)
         parts = [f"version {self.version}"]
-        if self._step is not None:
-            parts.append(f"the server applies {len(self._step.entering)} contributions and must commit")
+        if self.step is not None:
+            parts.append(f"the server applies {len(self.step.entering)} contributions and must commit")
         elif missing:
             parts.append(f"the next step lacks {missing} contribution{'s' * (missing > 1)}, {len(self._waiting)} wait")
         parts.append(f"{self.in_flight} in flight" + (f" at workers {shown}" if workers else ", nobody works"))
@@ -235,25 +259,25 @@ class Coordinator:
             "waiting": [_plain(a) for a in self._waiting],
             "window": list(self._window),
             "step": None
-            if self._step is None
+            if self.step is None
             else {
-                "version": self._step.version,
-                "entering": [_plain(a) for a in self._step.entering],
-                "window": list(self._step.window),
-                "leaving": list(self._step.leaving),
+                "version": self.step.version,
+                "entering": [_plain(a) for a in self.step.entering],
+                "window": list(self.step.window),
+                "leaving": list(self.step.leaving),
             },
             "ledger": self.ledger.as_dict(),
         }
 
     @classmethod
-    def restore(cls, strategy: Strategy, state: dict[str, Any], record: Record = _no_record) -> Coordinator:
+    def restore(cls, strategy: Strategy, state: dict[str, Any], log: EventLog | None = None) -> Coordinator:
         """A coordinator that goes on from ``snapshot``'s state as if nothing had happened.
 
         Raises ValueError when the snapshot was taken under another strategy.
         """
         if state["strategy"] != strategy.identity:
             raise ValueError(f"the snapshot is of strategy {state['strategy']}, not of {strategy.identity}")
-        self = cls(strategy, record)
+        self = cls(strategy, log)
         self.version = state["version"]
         self.published = state["published"]
         self.round_started = state["round_started"]
@@ -263,9 +287,10 @@ class Coordinator:
         self._leases = {fields[0]: Lease(*fields) for fields in state["leases"]}
         self._waiting = deque(map(_arrival, state["waiting"]))
         self._window = deque(state["window"])
+        self._needed = self._buffer.missing(0, len(self._window), 0)
         if (step := state["step"]) is not None:
             entering = tuple(map(_arrival, step["entering"]))
-            self._step = Step(step["version"], entering, tuple(step["window"]), tuple(step["leaving"]))
+            self.step = Step(step["version"], entering, tuple(step["window"]), tuple(step["leaving"]))
         for lease in self._leases.values():
             if lease.deadline_s is not None:
                 heappush(self._deadlines, (lease.deadline_s, lease.id))
@@ -282,75 +307,81 @@ class Coordinator:
         """Take a lease out of flight; None, with a row in the log, when it had ended before."""
         if not 0 <= lease_id < self._next_lease:
             raise ValueError(f"lease {lease_id} was never given out (the next one is {self._next_lease})")
-        self._at(now)
+        if not now >= self.now:
+            self._at(now)
+        self.now = now
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self.ledger.in_flight -= 1
             return lease
         self.ledger.ignored += 1
-        self._record(now, log.IGNORED, lease_id, log.NONE, log.NONE, self.version, log.NONE, "the lease had ended")
+        code = self.log.code("the lease had ended")
+        self._record((now, IGNORED, lease_id, NONE, NONE, self.version, NONE, code))
         return None
 
     @property
     def _round_target(self) -> int:
         """Results that the round still hopes for: those asked for, less the failures that nobody replaces."""
-        cohort = self.strategy.admission
-        if not isinstance(cohort, Cohort):
+        cohort = self._cohort
+        if cohort is None:
             return 0
         to_come = cohort.size - self.round_started + len(self._leases)
         return min(cohort.target, len(self._waiting) + to_come)
 
     def _too_stale(self, lease: Lease) -> bool:
-        bound = self.strategy.max_staleness
-        return bound is not None and self.version - lease.base_version > bound
+        return self.version - lease.base_version > self._most_stale
+
+    def _ended(self, kind: int, lease: Lease, reason: str, now: float) -> None:
+        tau = self.version - lease.base_version
+        code = self.log.code(reason)
+        self._record((now, kind, lease.id, lease.worker, lease.base_version, self.version, tau, code))
 
     def _reject(self, lease: Lease, reason: str, now: float) -> None:
         self.ledger.rejected[reason] += 1
-        tau = self.version - lease.base_version
-        self._record(now, log.REJECTED, lease.id, lease.worker, lease.base_version, self.version, tau, reason)
+        self._ended(REJECTED, lease, reason, now)
 
     def _failed(self, lease: Lease, reason: str, now: float) -> Failed:
         self.ledger.failed[reason] += 1
-        tau = self.version - lease.base_version
-        self._record(now, log.FAILED, lease.id, lease.worker, lease.base_version, self.version, tau, reason)
+        self._ended(FAILED, lease, reason, now)
         return Failed(lease, reason)
 
     def _cancel_all(self, reason: str, now: float, events: list[Event]) -> None:
         for lease in self._leases.values():
             self.ledger.in_flight -= 1
             self.ledger.cancelled[reason] += 1
-            tau = self.version - lease.base_version
-            self._record(now, log.CANCELLED, lease.id, lease.worker, lease.base_version, self.version, tau, reason)
+            self._ended(CANCELLED, lease, reason, now)
             events.append(Cancelled(lease, reason))
         self._leases.clear()
 
     def _advance(self, now: float, events: list[Event]) -> None:
         """Hand out the next step if its contributions are there, and end a round that is over."""
-        if self._step is not None:
-            return
-        strategy, waiting = self.strategy, self._waiting
+        waiting, buffer, cohort = self._waiting, self._buffer, self._cohort
         round_over = False
-        if isinstance(strategy.admission, Cohort):
-            all_ended = self.round_started >= strategy.admission.size and not self._leases
-            round_over = len(waiting) >= strategy.admission.target or all_ended
+        if cohort is not None:
+            all_ended = self.round_started >= cohort.size and not self._leases
+            round_over = len(waiting) >= cohort.target or all_ended
             if all_ended and not waiting:
                 self.round_started = 0  # nothing came back: the round starts anew
-        taken = strategy.buffer.take(len(waiting), len(self._window), round_over)
+        taken = buffer.take(len(waiting), len(self._window), round_over)
         if not taken:
             return
-        if isinstance(strategy.buffer, Tumbling) and strategy.buffer.order == "oldest_first":
+        if isinstance(buffer, Tumbling) and buffer.order == "oldest_first":
             self._waiting = waiting = deque(sorted(waiting, key=_age))
-        entering = tuple(waiting.popleft() for _ in range(taken))
+        if taken == len(waiting):
+            entering = tuple(waiting)
+            waiting.clear()
+        else:
+            entering = tuple(waiting.popleft() for _ in range(taken))
         window: tuple[int, ...] = ()
         leaving: tuple[int, ...] = ()
-        if isinstance(strategy.buffer, Sliding):
+        if isinstance(buffer, Sliding):
             inside = (*self._window, *(a.lease.id for a in entering))
-            cut = max(0, len(inside) - strategy.buffer.size)
+            cut = max(0, len(inside) - buffer.size)
             leaving, window = inside[:cut], inside[cut:]
-        self._step = Step(self.version, entering, window, leaving)
-        if isinstance(strategy.buffer, Barrier) and self._leases:
+        self.step = Step(self.version, entering, window, leaving)
+        if isinstance(buffer, Barrier) and self._leases:
             self._cancel_all("over-selected", now, events)
-        events.append(StepReady(self._step))
+        events.append(StepReady(self.step))
 
     def _sweep(self, now: float, events: list[Event]) -> None:
         """Drop what grew too stale while it waited for a step."""
@@ -374,3 +405,7 @@ def _plain(arrival: Arrival) -> list[Any]:
 
 def _arrival(fields: list[Any]) -> Arrival:
     return Arrival(Lease(*fields[0]), fields[1], fields[2])
+
+
+def _forget(_: bytes) -> None:
+    """The log of somebody who keeps none."""

@@ -26,8 +26,7 @@ class Arrival(NamedTuple):
     delivered_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What the next version is made of.
 
     ``entering`` are consumed by this step, in the order in which the update sees them; ``window`` and ``leaving`` are
@@ -47,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    lease: Lease
+    """The contribution that was delivered waits in the buffer now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +72,13 @@ class Cancelled:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepReady:
+class StepReady(NamedTuple):
     """Apply the strategy's update to these contributions, then ``commit``."""
 
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     version: int
     in_flight: InFlight
 

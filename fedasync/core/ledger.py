@@ -22,6 +22,11 @@ class Ledger:
     """Deliveries and failures of leases that had ended before (late, duplicate): they move nothing."""
 
     @property
+    def accepted(self) -> int:
+        """Contributions accepted since the start, less those dropped from the buffer later."""
+        return self.buffered + self.consumed
+
+    @property
     def imbalance(self) -> int:
         ended = self.rejected.total() + self.failed.total() + self.cancelled.total()
         return self.admitted - (self.in_flight + self.buffered + self.consumed + ended)

@@ -1,8 +1,10 @@
-"""The event log, by column: eight machine numbers a row, no Python object kept for an event."""
+"""The event log: rows of eight machine numbers, packed in chunks, no Python object kept for an event."""
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Callable, Iterator
+from itertools import chain
+from struct import Struct
 
 KINDS = (
     "admitted",
@@ -20,64 +22,75 @@ ADMITTED, DELIVERED, REJECTED, FAILED, CANCELLED, CONSUMED, IGNORED, COMMITTED, 
 NONE = -1
 """Stands for "no lease", "no worker", "no version", "no staleness", "no reason" in an integer column."""
 
-CHUNK = 4096
-"""Rows gathered as tuples before they are cut into columns: one append a row instead of eight."""
-
-_TYPES = {
+COLUMNS = {
     "time_s": "d",
     "kind": "b",
     "lease": "q",
     "worker": "q",
-    "base_version": "q",
-    "version": "q",
-    "staleness": "q",
-    "reason": "q",
+    "base_version": "i",
+    "version": "i",
+    "staleness": "i",
+    "reason": "i",
 }
+"""Column → type code of the struct module: a packed row is these, little-endian, without gaps (41 bytes)."""
+
+CHUNK = 4096
+"""Rows gathered before they are packed."""
+
+Row = tuple[float, int, int, int, int, int, int, int]
+"""time_s, kind, lease, worker, base_version, version, staleness, reason's code."""
+
+_FORMAT = "".join(COLUMNS.values())
+_ROW, _CHUNK = Struct("<" + _FORMAT), Struct("<" + _FORMAT * CHUNK)
 
 
 class EventLog:
-    """Rows appended by the coordinator, in the order in which things happened.
+    """Rows in the order in which things happened.
 
-    ``columns`` maps each name to its array; ``reasons`` holds the texts that the reason column indexes.
+    ``sink`` receives them packed, some thousands at a time; without one they stay in ``packed``. ``reasons`` holds the
+    texts that the reason column indexes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Callable[[bytes], object] | None = None) -> None:
         self.reasons: list[str] = []
-        self._codes: dict[str | None, int] = {None: NONE}
-        self._columns: dict[str, array[float] | array[int]] = {name: array(code) for name, code in _TYPES.items()}
-        self._rows: list[tuple[float, int, int, int, int, int, int, int]] = []
+        self.packed: list[bytes] = []
+        self._sink = self.packed.append if sink is None else sink
+        self._codes: dict[str, int] = {}
+        self._rows: list[Row] = []
+        self._cut = 0
+        self.append = self._rows.append
+        """Add a row. Whoever adds many calls ``pack`` now and then."""
 
     def __len__(self) -> int:
-        return len(self._columns["time_s"]) + len(self._rows)
+        return self._cut + len(self._rows)
 
-    def append(
-        self,
-        time_s: float,
-        kind: int,
-        lease: int,
-        worker: int,
-        base_version: int,
-        version: int,
-        staleness: int,
-        reason: str | None = None,
-    ) -> None:
-        code = NONE if reason is None else self._code(reason)
-        self._rows.append((time_s, kind, lease, worker, base_version, version, staleness, code))
+    def pack(self) -> None:
+        """Pack what was gathered, if that is much."""
         if len(self._rows) >= CHUNK:
-            self._cut()
+            self._hand_over(CHUNK, _CHUNK)
 
-    @property
-    def columns(self) -> dict[str, array[float] | array[int]]:
-        self._cut()
-        return self._columns
+    def flush(self) -> None:
+        """Pack all that was gathered."""
+        self.pack()
+        if self._rows:
+            self._hand_over(len(self._rows), Struct("<" + _FORMAT * len(self._rows)))
 
-    def _code(self, reason: str) -> int:
-        if reason not in self._codes:
-            self._codes[reason] = len(self.reasons)
+    def _hand_over(self, count: int, struct: Struct) -> None:
+        for first in range(0, len(self._rows) - count + 1, count):
+            self._sink(struct.pack(*chain.from_iterable(self._rows[first : first + count])))
+            self._cut += count
+        del self._rows[: len(self._rows) // count * count]
+
+    def code(self, reason: str) -> int:
+        """The number that stands for a reason."""
+        found = self._codes.get(reason)
+        if found is None:
+            found = self._codes[reason] = len(self.reasons)
             self.reasons.append(reason)
-        return self._codes[reason]
+        return found
 
-    def _cut(self) -> None:
-        for column, values in zip(self._columns.values(), zip(*self._rows, strict=True), strict=False):
-            column.extend(values)
-        self._rows.clear()
+    def rows(self) -> Iterator[Row]:
+        """Every row that was kept, in order (none when a sink took them)."""
+        self.flush()
+        for chunk in self.packed:
+            yield from _ROW.iter_unpack(chunk)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedasync.report.arrangement import COUNTED, Arrangement, Cell, Facet, Target
 from fedasync.report.statistics import Speedup, paired_speedup
-from fedasync.runs.measures import lease_table
+from fedasync.runs.measures import ENDS, lease_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +29,8 @@ def curve(run: Run, metric: str) -> Curve | None:
     import polars as pl
 
     if metric in COUNTED:
-        times = np.sort(run.events.filter(pl.col("kind") == COUNTED[metric])["time_s"].to_numpy())
+        counted = pl.col("kind") == COUNTED[metric]
+        times = run.read_events(lambda events: events.filter(counted).select("time_s"))["time_s"].sort().to_numpy()
         grid = np.linspace(0.0, float(run.summary["time_s"]), _COUNTED_POINTS)
         return grid, np.searchsorted(times, grid, side="right").astype(np.float64)
     rows = run.metrics.filter(pl.col("name") == metric).sort("time_s", maintain_order=True)
@@ -75,6 +76,40 @@ def leases(events: pl.DataFrame, end_s: float | None = None) -> pl.DataFrame:
     for rows in table.with_row_index("row").group_by("worker").agg("row", "start_s", "end_s").iter_rows():
         track[rows[1]] = tracks(rows[2], rows[3])
     return table.with_columns(track=pl.Series(track))
+
+
+def first_leases(run: Run, most: int) -> tuple[pl.DataFrame, float]:
+    """`leases` of the first ``most`` that were given out, and the time (s) up to which no other was."""
+    import polars as pl
+
+    end_s = float(run.summary["time_s"])
+    events = run.read_events(lambda log: log.filter(pl.col("lease") <= most))
+    table = leases(events, end_s)
+    return table.head(most), float(table["start_s"][most]) if table.height > most else end_s
+
+
+def leases_between(run: Run, from_s: float, to_s: float, most: int) -> tuple[pl.DataFrame, float]:
+    """`leases` that were in flight at some time from ``from_s`` to ``to_s``, and the time up to which those are all.
+
+    That is ``to_s``, or less where there are more than ``most``: then those that started first are taken.
+    """
+    import polars as pl
+
+    kind, time_s = pl.col("kind"), pl.col("time_s")
+    before = run.read_events(lambda log: log.filter(time_s <= from_s, kind == "admitted").select("lease"))
+    is_there = np.zeros(before.height, np.bool_)
+    is_there[before["lease"].to_numpy()] = True  # leases are numbered from 0 as they are given out
+    stopped = kind.is_in(["delivered", *ENDS])
+    ended = run.read_events(lambda log: log.filter(time_s <= from_s, stopped).select("lease"))
+    is_there[ended["lease"].to_numpy()] = False
+    inside = (time_s > from_s) & (time_s < to_s)
+    begun = run.read_events(lambda log: log.filter(inside, kind == "admitted").select("time_s", "lease"))
+    there = np.flatnonzero(is_there)
+    more = max(most - len(there), 0)
+    chosen = [*there[:most].tolist(), *begun["lease"][:more].to_list()]
+    wanted = pl.col("lease").is_between(min(chosen, default=0), max(chosen, default=0)) & pl.col("lease").is_in(chosen)
+    table = leases(run.read_events(lambda log: log.filter(wanted)), float(run.summary["time_s"]))
+    return table, float(begun["time_s"][more]) if begun.height > more else to_s
 
 
 def tracks(starts: Sequence[float], ends: Iterable[float]) -> list[int]:

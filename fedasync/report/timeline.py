@@ -9,7 +9,7 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Facet, Runs, arrange, spoken
-from fedasync.report.measures import leases, tracks
+from fedasync.report.measures import first_leases, leases_between, tracks
 from fedasync.report.spec import Report
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedasync.runs.run import Run
 
 _MOST_VERSION_LINES = 48
+_MOST_LEASES = 200_000
+"""Leases that a panel is made from, if two for each slot need no more: of a longer log only a part is read."""
 
 
 @style.styled
@@ -43,9 +45,16 @@ def timeline(
     cells = {label: shown.at(label, place) for label in shown.series if shown.at(label, place)}
     seed = min(min(cell) for cell in cells.values())
     drawn = {label: cell.get(seed) or next(iter(cell.values())) for label, cell in cells.items()}
-    tables = {label: leases(run.events, float(run.summary["time_s"])) for label, run in drawn.items()}
-    window = shown.report.timeline_s or _window(tables, drawn)
+    most = {label: max(_MOST_LEASES, 2 * int(run.summary["ledger"]["in_flight"])) for label, run in drawn.items()}
+    first = {label: first_leases(run, most[label]) for label, run in drawn.items()}
+    tables = {label: table for label, (table, _) in first.items()}
     by_worker = all(_mostly_busy(table) for table in tables.values())
+    asked = shown.report.timeline_s
+    window = asked or _window(tables, drawn, min(known_s for _, known_s in first.values()))
+    for label, (_, known_s) in first.items():
+        if window[1] > known_s:
+            tables[label], until_s = leases_between(drawn[label], *window, most[label])
+            window = window[0], until_s
     laned = {label: _clip(table if by_worker else _slots(table), window) for label, table in tables.items()}
     lanes = {label: _busiest(table, shown.report.timeline_lanes) for label, table in laned.items()}
     if by_worker:
@@ -86,6 +95,9 @@ def timeline(
         if len({run.seed for run in drawn.values()}) > 1
         else f"Seed {seed}.",
         f"The {shown.report.timeline_lanes} busiest lanes at most.",
+        f"Shown up to {window[1]:g} s: more leases follow than can be told apart."
+        if asked not in (None, window)
+        else "",
         "" if by_worker else "A slot goes to the next lease as soon as it is free, whichever worker holds it.",
         command=command,
     )
@@ -103,8 +115,8 @@ def _facet(shown: Arrangement) -> Facet:
     return asked
 
 
-def _window(tables: dict[str, pl.DataFrame], drawn: dict[str, Run]) -> tuple[float, float]:
-    """From time 0 for some leases and some versions of the slowest series."""
+def _window(tables: dict[str, pl.DataFrame], drawn: dict[str, Run], known_s: float) -> tuple[float, float]:
+    """From time 0 for some leases and some versions of the slowest series, as long as all leases are known."""
     durations = np.concatenate([(table["end_s"] - table["start_s"]).to_numpy() for table in tables.values()])
     end = max(float(run.summary["time_s"]) for run in drawn.values())
     if durations.size == 0 or end <= 0:
@@ -112,7 +124,7 @@ def _window(tables: dict[str, pl.DataFrame], drawn: dict[str, Run]) -> tuple[flo
     lease = float(np.median(durations))
     version = max(float(run.summary["time_s"]) / max(int(run.summary["versions"]), 1) for run in drawn.values())
     length = max(8 * lease, min(3.2 * version, 60 * lease))
-    return 0.0, min(length, end) if length > 0 else end
+    return 0.0, min(length, end, known_s) if length > 0 and known_s > 0 else end
 
 
 def _mostly_busy(table: pl.DataFrame) -> bool:
@@ -174,7 +186,7 @@ def _times(run: Run, kind: str, window: tuple[float, float]) -> list[float]:
     import polars as pl
 
     inside = (pl.col("kind") == kind) & pl.col("time_s").is_between(*window)
-    return run.events.filter(inside)["time_s"].to_list()
+    return run.read_events(lambda log: log.filter(inside).select("time_s"))["time_s"].to_list()
 
 
 def _counts(run: Run, window: tuple[float, float], every: int) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedasync.core.log import KINDS, EventLog
+from fedasync.core.log import EventLog
+from fedasync.runs.rows import ROW, frame
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,40 +19,12 @@ ENDS = ("rejected", "failed", "cancelled")
 
 
 def event_table(log: EventLog) -> pl.DataFrame:
-    """The log as a table: the columns of docs/log.md, null where there is nothing to say."""
-    import polars as pl
-
-    columns = {name: np.array(column, dtype=column.typecode) for name, column in log.columns.items()}
-    table = pl.DataFrame({name: column for name, column in columns.items() if name not in ("kind", "reason")})
-    kinds = pl.Series("kind", columns["kind"]).cast(pl.UInt32)
-    reasons = pl.Series("reason", columns["reason"])
-    table = table.with_columns(pl.col("lease", "worker", "base_version", "version", "staleness").cast(pl.Int64))
-    table = table.with_columns(
-        pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name)
-        for name in ("lease", "worker", "base_version", "staleness")
-    )
-    names = pl.Series(KINDS, dtype=pl.String)
-    texts = pl.Series([*log.reasons, None], dtype=pl.String)
-    codes = pl.select(pl.when(reasons >= 0).then(reasons).otherwise(len(log.reasons)).cast(pl.UInt32)).to_series()
-    table = table.with_columns(names.gather(kinds).alias("kind"), texts.gather(codes).alias("reason"))
-    return table.select("time_s", "kind", "lease", "worker", "base_version", "version", "staleness", "reason")
-
-
-def staleness(events: pl.DataFrame) -> dict[str, Any]:
-    """Staleness of the consumed contributions: mean, quantiles, maximum, and the histogram τ → count."""
-    import polars as pl
-
-    tau = events.filter(pl.col("kind") == "consumed")["staleness"].to_numpy().astype(np.int64)
-    if not len(tau):
-        return {"mean": None, "p50": None, "p90": None, "max": None, "histogram": {}}
-    values, counts = np.unique(tau, return_counts=True)
-    return {
-        "mean": float(tau.mean()),
-        "p50": int(np.quantile(tau, 0.5, method="inverted_cdf")),
-        "p90": int(np.quantile(tau, 0.9, method="inverted_cdf")),
-        "max": int(tau.max()),
-        "histogram": {str(value): int(count) for value, count in zip(values, counts, strict=True)},
-    }
+    """A log that kept its rows, as a table; the log may go on afterwards. Raises ValueError when a sink has them."""
+    log.flush()
+    rows = np.frombuffer(b"".join(log.packed), ROW)
+    if len(rows) < len(log):
+        raise ValueError(f"{len(log) - len(rows)} of the log's {len(log)} rows went to its sink: ask that one")
+    return frame(rows, log.reasons)
 
 
 def lease_table(events: pl.DataFrame, end_s: float) -> pl.DataFrame:
@@ -82,6 +55,37 @@ def lease_table(events: pl.DataFrame, end_s: float) -> pl.DataFrame:
         )
         .sort("start_s", "lease")
     )
+
+
+def last_and_best(metrics: pl.DataFrame) -> tuple[dict[str, float], dict[str, float]]:
+    """The last value of each metric, and its largest."""
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
+    names: Sequence[str] = metrics["name"].to_list()
+    for name, value in zip(names, metrics["value"].to_list(), strict=True):
+        last[name] = value
+        best[name] = value if isnan(best.get(name, value)) else max(best.get(name, value), value)
+    return last, best
+
+
+# Passing: from here on, what simulate.py asks of a whole table until it takes it from `told_by_the_log`.
+
+
+def staleness(events: pl.DataFrame) -> dict[str, Any]:
+    """Staleness of the consumed contributions: mean, quantiles, maximum, and the histogram τ → count."""
+    import polars as pl
+
+    tau = events.filter(pl.col("kind") == "consumed")["staleness"].to_numpy().astype(np.int64)
+    if not len(tau):
+        return {"mean": None, "p50": None, "p90": None, "max": None, "histogram": {}}
+    values, counts = np.unique(tau, return_counts=True)
+    return {
+        "mean": float(tau.mean()),
+        "p50": int(np.quantile(tau, 0.5, method="inverted_cdf")),
+        "p90": int(np.quantile(tau, 0.9, method="inverted_cdf")),
+        "max": int(tau.max()),
+        "histogram": {str(value): int(count) for value, count in zip(values, counts, strict=True)},
+    }
 
 
 def utilisation(leases: pl.DataFrame, slots: int, end_s: float, server_busy_s: float) -> dict[str, float]:
@@ -121,17 +125,6 @@ def targets(metrics: pl.DataFrame, events: pl.DataFrame, wanted: Mapping[str, fl
         updates = None if reached_s is None else int(np.searchsorted(consumed, reached_s, side="right"))
         found.append({"metric": name, "value": value, "reached_s": reached_s, "reached_updates": updates})
     return found
-
-
-def last_and_best(metrics: pl.DataFrame) -> tuple[dict[str, float], dict[str, float]]:
-    """The last value of each metric, and its largest."""
-    last: dict[str, float] = {}
-    best: dict[str, float] = {}
-    names: Sequence[str] = metrics["name"].to_list()
-    for name, value in zip(names, metrics["value"].to_list(), strict=True):
-        last[name] = value
-        best[name] = value if isnan(best.get(name, value)) else max(best.get(name, value), value)
-    return last, best
 
 
 def last_version_s(events: pl.DataFrame) -> float | None:

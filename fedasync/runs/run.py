@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from fedasync.runs.record import Record
+from fedasync.runs.rows import CHUNK
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,8 +35,9 @@ class Run:
     """One run of one strategy on one world with one seed.
 
     ``events`` and ``metrics`` are the two tables of docs/log.md; ``summary`` holds what is derived from them, and
-    ``config`` what was asked for. ``last_model`` is the last version as it comes out of a run; read ``model``, which
-    also finds it in the folder.
+    ``config`` what was asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and
+    ``read_events`` take what is wanted of it. ``last_model`` is the last version as it comes out of a run; read
+    ``model``, which also finds it in the folder. ``record`` is the log as a runtime left it.
     """
 
     config: dict[str, Any]
@@ -40,6 +45,7 @@ class Run:
     tables: Mapping[str, pl.DataFrame] = field(repr=False, default_factory=dict)
     last_model: Model | None = field(repr=False, default=None)
     folder: Path | None = None
+    record: Record | None = field(repr=False, default=None)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -52,11 +58,39 @@ class Run:
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        return self._table("events", EVENTS)
+        """The whole log as a table, some 80 bytes a row."""
+        return self.read_events(lambda events: events)
+
+    def scan_events(self) -> pl.LazyFrame:
+        """The log as a query that is yet to be made, so that polars reads only what the query needs.
+
+        Raises ValueError when the run has no log.
+        """
+        import polars as pl
+
+        if "events" in self.tables:
+            return self.tables["events"].lazy()
+        if self.record is not None:
+            return self.record.scan()
+        return pl.scan_parquet(self._file("events", EVENTS))
+
+    def read_events(self, query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
+        """What a query finds in the log, which is read piece by piece: ``read_events(lambda events: events.head())``.
+
+        Raises ValueError when the run has no log, or one that cannot be read.
+        """
+        with _readable(self.folder and self.folder / EVENTS):
+            return query(self.scan_events()).collect(engine="streaming")
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
-        return self._table("metrics", METRICS)
+        if "metrics" in self.tables:
+            return self.tables["metrics"]
+        import polars as pl
+
+        file = self._file("metrics", METRICS)
+        with _readable(file):
+            return pl.read_parquet(file)
 
     @cached_property
     def model(self) -> Model | None:
@@ -67,17 +101,10 @@ class Run:
 
         return Model.from_bytes((self.folder / MODEL).read_bytes())
 
-    def _table(self, name: str, file: str) -> pl.DataFrame:
-        if name in self.tables:
-            return self.tables[name]
+    def _file(self, name: str, file: str) -> Path:
         if self.folder is None:
             raise ValueError(f"this run has no table {name!r} and no folder to read it from")
-        import polars as pl
-
-        try:
-            return pl.read_parquet(self.folder / file)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise ValueError(f"{self.folder / file} cannot be read: {' '.join(str(error).split())}") from None
+        return self.folder / file
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -95,16 +122,17 @@ class Run:
         return cls(config, summary, folder=folder)
 
     def save(self, folder: Path) -> None:
-        """Write the folder's files; the summary, which marks a run as finished, comes last."""
+        """Write the folder's files; the summary, which marks a run as finished, comes last.
+
+        Raises OSError when there is no room for them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        model, tables = self.model, (self.events, self.metrics)  # read what may lie in this very folder
+        model, metrics, events = self.model, self.metrics, self.scan_events()  # of what may lie in this very folder
         for stale in (SUMMARY, MODEL):
             (folder / stale).unlink(missing_ok=True)
         write(folder / CONFIG, _json(self.config))
-        for table, file in zip(tables, (EVENTS, METRICS), strict=True):
-            buffer = io.BytesIO()
-            table.write_parquet(buffer)
-            write(folder / file, buffer.getvalue())
+        write_table(folder / EVENTS, events)
+        write_table(folder / METRICS, metrics.lazy())
         if model is not None:
             write(folder / MODEL, model.to_bytes())
         write(folder / SUMMARY, _json(self.summary))
@@ -112,17 +140,54 @@ class Run:
 
 def write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: a temporary name beside it, then a rename."""
+    with _whole(path) as file:
+        file.write(content)
+
+
+def write_table(path: Path, table: pl.LazyFrame) -> None:
+    """Write a table of any length as Parquet, whole or not at all, in row groups of `CHUNK` rows.
+
+    Its bytes are a function of its rows, however they come. Raises OSError when there is no room.
+    """
+    import polars as pl
+
+    with _whole(path) as file:
+        try:
+            # At level 1 the files are no larger here than at the default 3, and written faster.
+            table.sink_parquet(file, compression="zstd", compression_level=1, row_group_size=CHUNK)
+        except pl.exceptions.PolarsError as error:
+            found = re.search(r"os error (\d+)", str(error))  # what the system said of the file comes as text
+            if found is None:
+                raise ValueError(f"{path} cannot be written: {' '.join(str(error).split())}") from None
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        error.filename = error.filename or str(path)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
+
+
+@contextmanager
+def _readable(file: Path | None) -> Iterator[None]:
+    import polars as pl
+
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        if file is None:
+            raise
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _json(value: object) -> bytes:

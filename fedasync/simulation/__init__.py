@@ -1,7 +1,7 @@
 """SimPy: client populations, networks, availability, and learning on virtual time."""
 
 from fedasync.simulation.availability import Always, Availability, Intervals, OnOff
-from fedasync.simulation.federated import FederatedSimulation, NothingAcceptedError, Settings
+from fedasync.simulation.federated import FederatedSimulation, NothingAcceptedError
 from fedasync.simulation.laws import (
     Constant,
     Empirical,
@@ -16,7 +16,8 @@ from fedasync.simulation.laws import (
 )
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients, Population
-from fedasync.simulation.simulate import simulate
+from fedasync.simulation.settings import Settings
+from fedasync.simulation.simulate import RunRequest, simulate, simulate_together
 
 __all__ = [
     "Always",
@@ -34,10 +35,12 @@ __all__ = [
     "OnOff",
     "Pareto",
     "Population",
+    "RunRequest",
     "Settings",
     "ShiftedExponential",
     "Uniform",
     "Values",
     "WorkloadError",
     "simulate",
+    "simulate_together",
 ]

@@ -20,9 +20,9 @@ from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
 from fedasync.core import Cohort, Concurrency, EveryVersion, Strategy, Tumbling
 from fedasync.core import staleness as core_staleness
-from fedasync.simulation.federated import Settings
 from fedasync.simulation.laws import Law, Pareto
 from fedasync.simulation.population import Clients
+from fedasync.simulation.settings import Settings
 from fedasync.workloads import Quadratic
 
 if TYPE_CHECKING:

@@ -1,64 +1,111 @@
-"""Learning on virtual time: what a lease brings is computed when it is due, from the version it started from."""
+"""Learning on virtual time: results are computed when one is due, all that are not yet computed together.
+
+A result depends on base version, client, seed and the client's count of leases alone, so nothing forces it to be
+computed when its lease is given out. Waiting until the first of them is due makes the batches as large as they can be:
+leases of many base versions, of several runs if these advance side by side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
 from fedasync.aggregation.check import Defect
+from fedasync.aggregation.model import Contribution
 from fedasync.aggregation.server import Server
 from fedasync.core import Lease, Step, Strategy
+from fedasync.simulation.settings import Settings
 from fedasync.simulation.streams import Stream
 from fedasync.workloads.protocol import Task, Workload
+
+if TYPE_CHECKING:
+    from fedasync.workloads.protocol import BatchedWorkload
 
 
 class WorkloadError(RuntimeError):
     """A workload raised; the message names client, lease and version, the cause is the workload's own exception."""
 
 
+class _Due(NamedTuple):
+    due_s: float
+    lease: Lease
+    turn: int
+
+
 class Learner:
     """The arrays of a run: the server's model, and local training for the leases whose results are due.
 
-    A result depends on base version, client, seed and the client's count of leases alone, so one that nobody waits
-    for (cancelled, lost) is never computed.
+    ``start`` is told of every lease that may bring a result of use; ``compute`` makes those that are wanted next;
+    ``finish`` hands one to the server.
     """
 
-    def __init__(self, strategy: Strategy, workload: Workload, seed: int) -> None:
+    def __init__(self, strategy: Strategy, workload: Workload, seed: int, settings: Settings | None = None) -> None:
         self.workload = workload
         try:
             model = workload.initial_model(seed)
         except Exception as error:
             raise WorkloadError(f"initial_model raised {type(error).__name__}: {error}") from error
         self.server = Server(strategy.update, model)
+        batched = settings is None or settings.training == "batched"
+        self.batched: BatchedWorkload | None = _batched(workload) if batched else None
+        self.not_batched: str | None = None
+        """Why results are computed one by one, where that was not asked for."""
+        if batched and self.batched is None:
+            self.not_batched = getattr(workload, "not_batched", None) or "the workload has no train_batch"
+        self.memory_bytes = 1 << 30 if settings is None else settings.batch_memory_bytes
         self._mu = strategy.proximal_mu
         self._seeds = Stream(seed, "training")
-        self._turns: dict[int, int] = {}
+        self._due: dict[int, _Due] = {}
+        self._found: dict[int, Contribution | WorkloadError] = {}
 
-    def start(self, lease: Lease, turn: int) -> None:
-        """A lease begins: keep its base version."""
+    def start(self, lease: Lease, turn: int, due_s: float) -> None:
+        """A lease begins whose result will be due: keep its base version."""
         self.server.lease(lease.id)
-        self._turns[lease.id] = turn
+        self._due[lease.id] = _Due(due_s, lease, turn)
 
-    def finish(self, lease: Lease) -> Defect | None:
-        """A lease's result is due: train, and hand the contribution to the server. Raises WorkloadError."""
-        turn = self._turns.pop(lease.id)
-        base = self.server.base(lease.id)
-        written = base.values._version
-        task = Task(lease.worker, base, self._seeds.seed(lease.worker, turn), self._mu)
-        try:
-            contribution = self.workload.train(task)
-        except Exception as error:
-            raise WorkloadError(
+    def lacks(self, lease_id: int) -> bool:
+        """The result is wanted, and not computed yet."""
+        return lease_id in self._due
+
+    def wanted(self, useful: float = inf) -> list[int]:
+        """Leases to compute now: all, by the time at which they are due, or the ``useful`` first; one, unbatched."""
+        most = 1 if self.batched is None else max(1.0, useful)
+        ordered = sorted(self._due.values())
+        return [due.lease.id for due in (ordered if most >= len(ordered) else ordered[: int(most)])]
+
+    def task(self, lease_id: int) -> Task:
+        due = self._due[lease_id]
+        worker = due.lease.worker
+        return Task(worker, self.server.base(lease_id), self._seeds.seed(worker, due.turn), self._mu)
+
+    def compute(self, useful: float = inf) -> None:
+        """Compute what is wanted, for this run alone."""
+        compute_together([(self, useful)])
+
+    def keep(self, lease_id: int, found: Contribution | BaseException) -> None:
+        """A result was computed, or an error came instead, which is raised when the result is due."""
+        lease = self._due.pop(lease_id).lease
+        if isinstance(found, BaseException) and not isinstance(found, WorkloadError):
+            error = WorkloadError(
                 f"client {lease.worker}, lease {lease.id}, version {lease.base_version}: "
-                f"train raised {type(error).__name__}: {error}"
-            ) from error
-        if base.values._version != written:
-            raise WorkloadError(
-                f"client {lease.worker}, lease {lease.id}: train wrote into task.model, which other leases share; "
-                "train on a copy of it"
+                f"train raised {type(found).__name__}: {found}"
             )
-        return self.server.receive(lease.id, contribution)
+            error.__cause__ = found
+            found = error
+        self._found[lease_id] = found
+
+    def finish(self, lease_id: int) -> Defect | None:
+        """A lease's result is due: hand it to the server. Raises WorkloadError when computing it raised."""
+        found = self._found.pop(lease_id)
+        if isinstance(found, WorkloadError):
+            raise found
+        return self.server.receive(lease_id, found)
 
     def forget(self, lease_id: int) -> None:
         """The lease ended without use."""
-        self._turns.pop(lease_id, None)
+        self._due.pop(lease_id, None)
+        self._found.pop(lease_id, None)
         self.server.forget(lease_id)
 
     def apply(self, step: Step) -> None:
@@ -71,3 +118,49 @@ class Learner:
             return {name: float(value) for name, value in metrics.items()}
         except Exception as error:
             raise WorkloadError(f"version {version}: evaluate raised {type(error).__name__}: {error}") from error
+
+
+def compute_together(runs: Iterable[tuple[Learner, float]]) -> None:
+    """Compute what each run wants next, in one call for all whose workloads can share it.
+
+    The second of each pair is the number of results that may be of use to the run.
+    """
+    groups: dict[object, list[tuple[Learner, int, Task]]] = {}
+    for learner, useful in runs:
+        key = id(learner) if learner.batched is None else learner.batched.batch_key
+        work = groups.setdefault(key, [])
+        work.extend((learner, lease_id, learner.task(lease_id)) for lease_id in learner.wanted(useful))
+    for work in groups.values():
+        bases = {id(task.model): task.model for _, _, task in work}
+        written = {key: model.values._version for key, model in bases.items()}
+        for (learner, lease_id, task), result in zip(work, _results(work), strict=True):
+            if task.model.values._version == written[id(task.model)]:
+                learner.keep(lease_id, result)
+                continue
+            what = "train wrote into task.model, which other leases share; train on a copy of it"
+            learner.keep(lease_id, WorkloadError(f"client {task.client}, lease {lease_id}: {what}"))
+
+
+def _results(work: Sequence[tuple[Learner, int, Task]]) -> Sequence[Contribution | BaseException]:
+    """A contribution a task, or what the workload raised. After an error in a batch each task runs by itself."""
+    batched = work[0][0].batched
+    if batched is not None:
+        try:
+            return batched.train_batch([(learner.workload, task) for learner, _, task in work], work[0][0].memory_bytes)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whose task it was shows when each runs by itself
+            for learner, _, _ in work:
+                learner.not_batched = f"a batch raised {type(error).__name__}: {error}"
+    found: list[Contribution | BaseException] = []
+    for learner, _, task in work:
+        try:
+            found.append(learner.workload.train(task))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  raised in the run whose task it was
+            found.append(error)
+    return found
+
+
+def _batched(workload: Workload) -> BatchedWorkload | None:
+    """The workload, if it can train many leases in one call."""
+    if getattr(workload, "batch_key", None) is None:
+        return None
+    return workload  # type: ignore[return-value]

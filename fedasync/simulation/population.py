@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
@@ -85,7 +85,6 @@ class Clients:
     ) -> None:
         self.population = population
         self.count = _count(population, samples)
-        self._durations = Stream(seed, "duration_s")
         self._losses = Stream(seed, "dropout")
         self._moments = Stream(seed, "dropout moment")
         self.samples = self._samples(samples, seed)
@@ -102,6 +101,8 @@ class Clients:
         if isinstance(self._duration, Values) and self._duration.by == "client":
             _one_each("duration_s", self._duration, self.count)
         self._unreliable = population.dropout_probability > 0 or population.crash_probability > 0
+        self.work_s = self._work(Stream(seed, "duration_s"))
+        """(client, turn, lease number) → seconds that the ``turn``-th lease of a client takes uninterrupted."""
 
     @property
     def law(self) -> Law | None:
@@ -126,16 +127,10 @@ class Clients:
             return []
         return [client for client in range(self.count) if self.mean_work_s(client) == 0]
 
-    def work_s(self, client: int, turn: int, lease_id: int) -> float:
-        """Seconds that the ``turn``-th lease of a client takes when nothing interrupts it."""
-        law = self._duration
-        if isinstance(law, Values):
-            drawn = law.values[client if law.by == "client" else lease_id % len(law.values)]
-        elif isinstance(law, Constant):
-            drawn = law.value
-        else:
-            drawn = law.quantile(self._durations.uniform(client, turn))
-        return self.slowness[client] * drawn + self.fixed_s[client]
+    @property
+    def is_plain(self) -> bool:
+        """Every lease ends with a result, after ``work_s``."""
+        return self.presence is None and not self._unreliable
 
     def fate(self, client: int, turn: int, lease_id: int, now: float) -> Fate:
         """When and how a lease that starts now ends."""
@@ -160,6 +155,23 @@ class Clients:
             at = until
             online, until = self.presence(client, at)
         return Fate(at + work_s, failure, failure == "crash")
+
+    def _work(self, stream: Stream) -> Callable[[int, int, int], float]:
+        """As a closure over what it needs, since it is called for every lease."""
+        law, slowness, fixed_s = self._duration, self.slowness, self.fixed_s
+        if isinstance(law, Values):
+            values, by_client = law.values, law.by == "client"
+
+            def listed(client: int, turn: int, lease_id: int) -> float:
+                return slowness[client] * values[client if by_client else lease_id % len(values)] + fixed_s[client]
+
+            return listed
+        if isinstance(law, Constant):
+            return lambda client, turn, lease_id: slowness[client] * law.value + fixed_s[client]
+        uniform, quantile = stream.uniforms(self.count), law.quantile
+        if self.population.slowness == Constant(1.0) and not any(fixed_s):
+            return lambda client, turn, _: quantile(uniform(client, turn))
+        return lambda client, turn, _: slowness[client] * quantile(uniform(client, turn)) + fixed_s[client]
 
     def _samples(self, samples: Sequence[int] | None, seed: int) -> Sequence[float]:
         if samples is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
@@ -23,7 +24,7 @@ class IdleClients:
 
     def __init__(self, count: int, selection: Selection, presence: Presence | None, seed: int) -> None:
         self._random = selection == "random_idle"
-        self._idle = list(range(count)) if self._random else []
+        self._idle = array("i", range(count if self._random else 0))
         self._freed: deque[int] = deque()
         self._fresh = iter(range(0 if self._random else count))
         self._presence = presence
@@ -41,11 +42,11 @@ class IdleClients:
 
     def take(self, now: float) -> int | None:
         """An idle client that is online now, or None."""
+        if self._presence is None:
+            return self._next()
         while self._asleep and self._asleep[0][0] <= now:
             self.free(heappop(self._asleep)[1])
         while (client := self._next()) is not None:
-            if self._presence is None:
-                return client
             online, until = self._presence(client, now)
             if online:
                 return client
@@ -60,14 +61,15 @@ class IdleClients:
     def _next(self) -> int | None:
         if not self._random:
             return self._freed.popleft() if self._freed else next(self._fresh, None)
-        if not self._idle:
+        idle = self._idle
+        if not idle:
             return None
         if not self._ahead:
             self._ahead = self._stream.block(self._draws, 1024)[::-1]
             self._draws += 1024
-        place = self._ahead.pop() % len(self._idle)
-        last = self._idle.pop()
-        if place == len(self._idle):
+        place = self._ahead.pop() % len(idle)
+        last = idle.pop()
+        if place == len(idle):
             return last
-        chosen, self._idle[place] = self._idle[place], last
+        chosen, idle[place] = idle[place], last
         return chosen

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedasync.core import Cohort, Strategy
-from fedasync.runs.measures import (
-    event_table,
-    last_and_best,
-    last_version_s,
-    lease_table,
-    staleness,
-    targets,
-    utilisation,
-)
+from fedasync.core import EventLog, Strategy
+from fedasync.runs.measures import last_and_best
+from fedasync.runs.record import Record
 from fedasync.runs.run import Run
-from fedasync.runs.verdicts import verdicts
+from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation.closed_forms import closed_forms
-from fedasync.simulation.federated import Evaluations, FederatedSimulation, Settings
-from fedasync.simulation.learning import Learner, WorkloadError
-from fedasync.simulation.population import Clients, Population
+from fedasync.simulation.evaluation import Evaluations
+from fedasync.simulation.federated import FederatedSimulation
+from fedasync.simulation.learning import Learner, compute_together
+from fedasync.simulation.population import Population
+from fedasync.simulation.refusals import check, realise
+from fedasync.simulation.settings import Settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,8 +29,28 @@ if TYPE_CHECKING:
     from fedasync.workloads.protocol import Workload
 
 
+MOST_SHARED_PARAMETERS = 1_000_000
+"""Runs of larger models advance one after the other."""
+
+
 class BrokenLawError(AssertionError):
     """A run's log contradicts a law that holds for every run: a fault of the simulator, never of its input."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run is to be: the arguments of ``simulate``."""
+
+    strategy: Strategy
+    population: Population
+    workload: Workload | None
+    settings: Settings
+    seed: int = 0
+    target: Mapping[str, float] = field(default_factory=dict)
+    name: str | None = None
+    study: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
 
 
 def simulate(
@@ -62,48 +79,134 @@ def simulate(
     if settings is not None and limits:
         raise TypeError(f"give settings, or {', '.join(limits)} as keywords, not both")
     settings = Settings(**limits) if settings is None else settings
-    clients = realise(population, workload, seed)
-    check(strategy, clients, settings, target or {}, learns=workload is not None)
-    with nullcontext() if workload is None else _one_thread():
-        learner = None if workload is None else Learner(strategy, workload, seed)
-        simulation = FederatedSimulation(strategy, clients, settings, seed, learner, target)
-        end_s = simulation.run()
-    events, metrics = event_table(simulation.log), metric_table(simulation.evaluations)
-    leases = lease_table(events, end_s)
-    coordinator = simulation.coordinator
-    ledger = coordinator.ledger.as_dict()
-    slots = strategy.admission.most_in_flight
-    last, best = last_and_best(metrics)
-    summary: dict[str, Any] = {
-        "run_id": name or f"{strategy.name}-seed{seed}",
-        "study": study,
-        "seed": seed,
-        "labels": dict(labels or {}),
-        "strategy": strategy.name,
-        "timing_only": workload is None,
-        "time_s": end_s,
-        "ended": simulation.ended,
-        "versions": coordinator.version,
-        "admitted": coordinator.ledger.admitted,
-        "consumed": coordinator.ledger.consumed,
-        "ledger": ledger,
-        "verdicts": [asdict(v) for v in verdicts(events, leases, ledger, end_s, slots, strategy.max_staleness)],
-        "staleness": staleness(events),
-        "utilisation": utilisation(leases, slots, end_s, simulation.server_busy_s),
-        "targets": targets(metrics, events, target or {}),
-        "final": last,
-        "best": best,
-        "unfit": [asdict(unfit) for unfit in simulation.unfit],
-        "unfit_total": simulation.unfit_total,
-        "last_version_s": last_version_s(events),
-    }
-    if broken := [f"{v['name']}: {v['detail']}" for v in summary["verdicts"] if not v["holds"]]:
-        raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
-    found = closed_forms(strategy, clients, settings, workload, summary, metrics)
-    summary["closed_forms"] = [asdict(form) for form in found]
-    model = None if learner is None else learner.server.model
-    resolved = config if config is not None else _describe(strategy, population, workload, settings, target, seed)
-    return Run(resolved, summary, {"events": events, "metrics": metrics}, model)
+    request = RunRequest(
+        strategy, population, workload, settings, seed, dict(target or {}), name, study, dict(labels or {}), config
+    )
+    ((_, run),) = simulate_together([request])
+    if isinstance(run, BaseException):
+        raise run
+    return run
+
+
+def simulate_together(requests: Sequence[RunRequest]) -> Iterator[tuple[int, Run | BaseException]]:
+    """Runs side by side, each under its own clock: (place among the requests, run or what it raised), as they end.
+
+    When runs pause for results, these are computed in one call for all whose workloads can share it, which makes
+    larger batches than any of them has by itself. A run's results do not depend on its company.
+    """
+    with _fewer_collections(), _one_thread() if any(r.workload for r in requests) else nullcontext():
+        together: dict[int, _Begun] = {}
+        for place, request in enumerate(requests):
+            try:
+                begun = _Begun(request)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
+                yield place, error
+                continue
+            if begun.shares_batches and len(requests) > 1:
+                together[place] = begun
+            else:
+                yield from _advance({place: begun})
+        yield from _advance(together)
+
+
+def _advance(begun: dict[int, _Begun]) -> Iterator[tuple[int, Run | BaseException]]:
+    while begun:
+        paused: list[tuple[Learner, float]] = []
+        for place, run in list(begun.items()):
+            try:
+                finished = run.goes_on()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
+                del begun[place]
+                yield place, error
+                continue
+            if finished is not None:
+                del begun[place]
+                yield place, finished
+            elif run.learner is not None:
+                paused.append((run.learner, run.simulation.useful))
+        compute_together(paused)
+
+
+class _Begun:
+    """A run on its way. Raises ValueError when its parts do not fit together, WorkloadError when the workload does."""
+
+    def __init__(self, request: RunRequest) -> None:
+        strategy, settings, seed, workload = request.strategy, request.settings, request.seed, request.workload
+        self.request = request
+        self.clients = realise(request.population, workload, seed)
+        check(strategy, self.clients, settings, request.target, learns=workload is not None)
+        self.learner = None if workload is None else Learner(strategy, workload, seed, settings)
+        self.record = Record()
+        log = EventLog(self.record.write)
+        self.simulation = FederatedSimulation(strategy, self.clients, settings, seed, self.learner, request.target, log)
+        self._steps = self.simulation.advance()
+
+    @property
+    def shares_batches(self) -> bool:
+        """Worth advancing beside others: a large model fills a batch by itself, and many would fill the memory."""
+        learner = self.learner
+        return (
+            learner is not None
+            and learner.batched is not None
+            and learner.server.model.values.numel() <= MOST_SHARED_PARAMETERS
+        )
+
+    def goes_on(self) -> Run | None:
+        """Simulate until results must be computed (None), or to the end."""
+        for _ in self._steps:
+            return None
+        return self._finish()
+
+    def _finish(self) -> Run:
+        """The run with its tables and its verdict on itself."""
+        request, simulation, learner = self.request, self.simulation, self.learner
+        strategy, settings, workload = request.strategy, request.settings, request.workload
+        end_s = simulation.now
+        record = self.record
+        record.complete(simulation.log)
+        metrics = metric_table(simulation.evaluations)
+        coordinator = simulation.coordinator
+        ledger = coordinator.ledger.as_dict()
+        last, best = last_and_best(metrics)
+        told = told_by_the_log(
+            record.chunks(),
+            ledger,
+            metrics,
+            end_s=end_s,
+            slots=strategy.admission.most_in_flight,
+            max_staleness=strategy.max_staleness,
+            server_busy_s=simulation.server_busy_s,
+            target=request.target,
+        )
+        summary: dict[str, Any] = {
+            "run_id": request.name or f"{strategy.name}-seed{request.seed}",
+            "study": request.study,
+            "seed": request.seed,
+            "labels": dict(request.labels),
+            "strategy": strategy.name,
+            "timing_only": workload is None,
+            "time_s": end_s,
+            "ended": simulation.ended,
+            "versions": coordinator.version,
+            "admitted": coordinator.ledger.admitted,
+            "consumed": coordinator.ledger.consumed,
+            "ledger": ledger,
+            **told,
+            "final": last,
+            "best": best,
+            "unfit": [asdict(unfit) for unfit in simulation.unfit],
+            "unfit_total": simulation.unfit_total,
+            "not_batched": None if learner is None else learner.not_batched,
+        }
+        if broken := [f"{v['name']}: {v['detail']}" for v in summary["verdicts"] if not v["holds"]]:
+            raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
+        found = closed_forms(strategy, self.clients, settings, workload, summary, metrics)
+        summary["closed_forms"] = [asdict(form) for form in found]
+        model = None if learner is None else learner.server.model
+        config = request.config
+        if config is None:
+            config = _describe(strategy, request.population, workload, settings, request.target, request.seed)
+        return Run(config, summary, {"metrics": metrics}, model, record=record)
 
 
 @contextmanager
@@ -119,6 +222,17 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """A run makes millions of objects and no cycles: looking for some every 700 objects costs a fifth of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def metric_table(evaluations: Evaluations) -> pl.DataFrame:
     """The evaluations as a table: time_s, version, name, value."""
     import polars as pl
@@ -131,64 +245,6 @@ def metric_table(evaluations: Evaluations) -> pl.DataFrame:
             "value": np.array(evaluations.value, np.float64),
         }
     )
-
-
-def realise(population: Population, workload: Workload | None, seed: int) -> Clients:
-    """The clients of a run. Raises ValueError when population and workload do not fit, WorkloadError when it raises."""
-    if workload is None:
-        return Clients(population, seed)
-    try:
-        samples = workload.client_samples()
-        model_bytes = None
-        if population.has_network and population.model_bytes is None:
-            model = workload.initial_model(seed)
-            carried = 0 if model.integers is None else model.integers.nbytes
-            model_bytes = int(model.values.nbytes + carried)
-    except Exception as error:
-        raise WorkloadError(f"the workload raised {type(error).__name__}: {error}") from error
-    return Clients(population, seed, samples, model_bytes)
-
-
-def check(
-    strategy: Strategy, clients: Clients, settings: Settings, target: Mapping[str, float], *, learns: bool
-) -> None:
-    """Refuse what could never make progress, never end, or never be seen: ValueError."""
-    if settings.stop_at_target and not (target and learns and settings.evaluate_every_s):
-        raise ValueError(
-            "stop_at_target needs a target, a workload, and evaluate_every_s: without them none is ever seen"
-        )
-    if target and not learns:
-        raise ValueError(f"target {min(target)!r} needs a workload: a timing-only run has no metrics")
-    if (refusal := strategy.refusal(clients.count)) is not None:
-        raise ValueError(refusal)
-    if settings.updates is not None and settings.updates < strategy.first_step_needs:
-        raise ValueError(
-            f"strategy {strategy.name!r} makes its first version from {strategy.first_step_needs} contributions, "
-            f"which a run of updates = {settings.updates} can never reach"
-        )
-    if clients.population.crash_probability > 0 and strategy.lease_timeout_s is None:
-        raise ValueError(
-            f"crash_probability = {clients.population.crash_probability}: a crashed client never answers, and strategy "
-            f"{strategy.name!r} would wait for ever; give it a lease_timeout_s"
-        )
-    if strategy.publication.in_flight == "interrupt":
-        raise ValueError(
-            "a simulated client cannot take a new version in the middle of its work: continue or abort would do"
-        )
-    if settings.updates is None and settings.versions is None:
-        _check_that_time_passes(strategy, clients, settings)
-
-
-def _check_that_time_passes(strategy: Strategy, clients: Clients, settings: Settings) -> None:
-    """Clients that take no time and never wait would keep a run at one instant for ever."""
-    instant = clients.instant
-    waits = settings.server_step_s > 0 and getattr(strategy.admission, "redispatch", "") != "before_step"
-    somebody_waits = isinstance(strategy.admission, Cohort) and len(instant) < clients.count
-    if instant and not waits and not somebody_waits:
-        raise ValueError(
-            f"the work of client {instant[0]} takes 0 s, so time_s may never be reached: "
-            "give updates or versions as the run's end, or every client a duration > 0"
-        )
 
 
 def _describe(

@@ -6,9 +6,14 @@ random numbers), a new stream moves no other, and a simulation has no random sta
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
+_GOLD = 0x9E3779B97F4A7C15
 
 
 class Stream:
@@ -28,23 +33,32 @@ class Stream:
 
     def bits(self, a: int, b: int = 0) -> int:
         """64 random bits."""
-        z = (self._key + a * 0x9E3779B97F4A7C15) & _MASK
+        z = (self._key + a * _GOLD) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-        z = ((z ^ (z >> 31)) + (b + 1) * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 31)) + (b + 1) * _GOLD) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return z ^ (z >> 31)
 
+    def uniforms(self, count: int) -> Callable[[int, int], float]:
+        """``uniform`` for a = 0 … count − 1, quicker: half of the work is done for all of them at once."""
+        z = _first_round(np.uint64(self._key) + np.arange(count, dtype=np.uint64) * np.uint64(_GOLD))
+        keys = array("Q", z.tobytes())
+
+        def uniform(a: int, b: int) -> float:
+            z = (keys[a] + (b + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+            z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+            z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+            return (((z ^ (z >> 31)) >> 12) + 0.5) * 2.0**-52
+
+        return uniform
+
     def block(self, first: int, count: int) -> list[int]:
         """``bits(a)`` for a = first … first + count − 1, made together."""
-        key, gold = np.uint64(self._key), np.uint64(0x9E3779B97F4A7C15)
-        z = key + np.arange(first, first + count, dtype=np.uint64) * gold
-        for added in (gold, np.uint64(0)):
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            z = (z ^ (z >> np.uint64(31))) + added
-        found: list[int] = z.tolist()
+        key, gold = np.uint64(self._key), np.uint64(_GOLD)
+        z = _first_round(key + np.arange(first, first + count, dtype=np.uint64) * gold)
+        found: list[int] = _first_round(z + gold).tolist()
         return found
 
     def uniform(self, a: int, b: int = 0) -> float:
@@ -54,3 +68,9 @@ class Stream:
     def seed(self, a: int, b: int = 0) -> int:
         """A seed for a generator: 0 ≤ seed < 2^63."""
         return self.bits(a, b) >> 1
+
+
+def _first_round(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -21,7 +21,7 @@ from fedasync.report import brief_tables, rich_table
 from fedasync.runs.run import Run
 from fedasync.studies import store
 from fedasync.studies.errors import StudyError, did_you_mean
-from fedasync.studies.execute import Job, Outcome, execute, jobs, processes_by_default
+from fedasync.studies.execute import Backend, Job, Outcome, execute, groups, jobs
 from fedasync.studies.publish import describe, publish, recall, remember
 from fedasync.studies.study import load
 
@@ -29,7 +29,14 @@ MOST_LINES = 5
 """Failures told one by one; the rest is counted."""
 
 
-def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: int | None, out: Path | None) -> int:
+def run_study(
+    name: str,
+    changes: Sequence[str],
+    processes: int | None,
+    seeds: int | None,
+    out: Path | None,
+    backend: Backend = "local",
+) -> int:
     """Run and publish a study; the exit status: 0, or 1 when a run failed or met something unfit.
 
     Raises StudyError, with status 130 after Ctrl-C and 1 when the machine does not let it go on.
@@ -43,10 +50,11 @@ def run_study(name: str, changes: Sequence[str], processes: int | None, seeds: i
     waiting = [job for job in all_jobs if not store.is_finished(job.folder)]
     description = describe(study, [job.folder for job in all_jobs], _command(name, changes, seeds))
     remember(folder, description)
-    count = processes or processes_by_default()
     console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(all_jobs)} runs, {_done(all_jobs, waiting)})")
     try:
-        outcomes = _execute(waiting, count, console)
+        unfinished = {job.folder for job in waiting}
+        together = [[job for job in group if job.folder in unfinished] for group in groups(all_jobs)]
+        outcomes = _execute([group for group in together if group], processes, console, backend)
         errors = [outcome.error for outcome in outcomes if outcome.error]
         runs = _show(folder, description, console) if len(errors) < len(all_jobs) else []
         odd = [line for run in runs if (line := _oddity(run))]
@@ -99,7 +107,9 @@ def _studies() -> dict[str, Path]:
     return found
 
 
-def _execute(waiting: Sequence[Job], processes: int, console: Console) -> list[Outcome]:
+def _execute(
+    waiting: Sequence[Sequence[Job]], processes: int | None, console: Console, backend: Backend
+) -> list[Outcome]:
     columns = (
         TextColumn("runs"),
         BarColumn(),
@@ -112,10 +122,10 @@ def _execute(waiting: Sequence[Job], processes: int, console: Console) -> list[O
     with (
         Progress(*columns, console=console) as progress,
         warnings.catch_warnings(),
-        closing(execute(waiting, processes)) as running,
+        closing(execute(waiting, processes, backend)) as running,
     ):
         warnings.filterwarnings("ignore", module="joblib")  # it complains when it is closed early, after Ctrl-C
-        task = progress.add_task("runs", total=len(waiting))
+        task = progress.add_task("runs", total=sum(map(len, waiting)))
         for outcome in running:
             outcomes.append(outcome)
             progress.advance(task)

@@ -10,14 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Literal
 
-from fedasync.runs.run import Run, write
-from fedasync.simulation import Clients, simulate
-from fedasync.simulation.simulate import check, realise
+from fedasync.runs.run import write
+from fedasync.simulation import Clients, RunRequest, simulate_together
+from fedasync.simulation.refusals import check, realise
 from fedasync.studies import store
 from fedasync.studies.build import Parts, build
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import RunPlan, Study
+from fedasync.workloads.protocol import Workload
+
+Backend = Literal["local", "ray"]
+
+MOST_TOGETHER = 8
+"""Runs that advance side by side: enough to fill batches, few enough to keep all processes at work."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +91,52 @@ def _world(parts: Parts, seed: int) -> Clients | None:
         return None
 
 
-def execute(waiting: Sequence[Job], processes: int) -> Generator[Outcome, None, None]:
-    """Make runs in ``processes`` processes; outcomes come as they finish.
+def groups(all_jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that advance side by side in one process and share batches: neighbours with the same workload.
+
+    The rule looks at the study alone, neither at the number of processes nor at what is finished.
+    """
+    most = MOST_TOGETHER if len(all_jobs) >= 2 * MOST_TOGETHER else -(-len(all_jobs) // 2)
+    found: list[list[Job]] = []
+    open_groups: dict[str, list[Job]] = {}
+    for job in all_jobs:
+        workload = job.plan.config.get("workload")
+        group = open_groups.get(repr(workload))
+        if workload is None or group is None or len(group) >= most:
+            group = open_groups[repr(workload)] = []
+            found.append(group)
+        group.append(job)
+    return found
+
+
+def execute(
+    waiting: Sequence[Sequence[Job]], processes: int | None, backend: Backend = "local"
+) -> Generator[Outcome, None, None]:
+    """Make groups of runs in ``processes`` processes (None: one a processor); outcomes come as they finish.
 
     A run that fails leaves its traceback in ``<run>.error.log`` beside the run folders; the others go on.
     """
+    if backend == "ray":
+        from fedasync.studies.ray_backend import over_ray
+
+        yield from over_ray(waiting, processes)
+        return
+    processes = processes or processes_by_default()
+    if processes == 1 or len(waiting) <= 1:
+        for jobs_together in waiting:
+            yield from perform(jobs_together)
+    else:
+        yield from _over_joblib(waiting, processes)
+
+
+def _over_joblib(waiting: Sequence[Sequence[Job]], processes: int) -> Generator[Outcome, None, None]:
     from joblib import Parallel, delayed
 
-    if processes == 1 or len(waiting) <= 1:
-        yield from map(perform, waiting)
-        return
     workers = Parallel(n_jobs=min(processes, len(waiting)), return_as="generator_unordered", batch_size=1)
     with _interrupts_held_back():
-        outcomes = workers(delayed(perform)(job) for job in waiting)
-    yield from outcomes
+        outcomes = workers(delayed(_perform_all)(jobs_together) for jobs_together in waiting)
+    for several in outcomes:
+        yield from several
 
 
 @contextmanager
@@ -114,26 +153,57 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def perform(job: Job) -> Outcome:
-    """Make one run and keep it. Raises OSError when it cannot be written, which ends the study."""
-    log = job.folder.with_name(f"{job.folder.name}.{store.ERROR}")
-    try:
-        run = _simulate(job)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code may raise anything; the study goes on
-        job.folder.parent.mkdir(parents=True, exist_ok=True)
-        write(log, "".join(traceback.format_exception(error)).encode())
-        return Outcome(job.folder, f"run {job.folder.name}: {_one_line(error)} (traceback: {log})")
-    store.keep(run, job.folder)
-    log.unlink(missing_ok=True)
-    return Outcome(job.folder)
+def _perform_all(jobs_together: Sequence[Job]) -> list[Outcome]:
+    return list(perform(jobs_together))
 
 
-def _simulate(job: Job) -> Run:
+def perform(jobs_together: Sequence[Job], into: Path | None = None) -> Iterator[Outcome]:
+    """Make runs side by side and keep each as it ends, in its place or (by its name) in the folder ``into``.
+
+    Raises OSError when one cannot be written, which ends the study.
+    """
+    workloads: dict[tuple[str, int], Workload] = {}
+    requests: list[RunRequest] = []
+    asked: list[Job] = []
+    for job in jobs_together:
+        try:
+            requests.append(_request(job, workloads))
+            asked.append(job)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code may raise anything; the study goes on
+            yield _failed(job, error, into)
+    for place, run in simulate_together(requests):
+        job = asked[place]
+        if isinstance(run, BaseException):
+            yield _failed(job, run, into)
+            continue
+        folder = (into or job.folder.parent) / job.folder.name
+        store.keep(run, folder)
+        error_log(folder).unlink(missing_ok=True)
+        yield Outcome(job.folder)
+
+
+def _failed(job: Job, error: BaseException, into: Path | None) -> Outcome:
+    folder = (into or job.folder.parent) / job.folder.name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write(error_log(folder), "".join(traceback.format_exception(error)).encode())
+    return Outcome(job.folder, f"run {job.folder.name}: {_one_line(error)} (traceback: {error_log(job.folder)})")
+
+
+def error_log(folder: Path) -> Path:
+    """Where the traceback of a run lies that was to become ``folder``."""
+    return folder.with_name(f"{folder.name}.{store.ERROR}")
+
+
+def _request(job: Job, workloads: dict[tuple[str, int], Workload]) -> RunRequest:
+    """The run to be made; runs of one seed on one workload share its data."""
     parts = build(job.plan.config, job.where)
-    return simulate(
+    key = (repr(job.plan.config.get("workload")), job.plan.seed)
+    if parts.workload is not None and key not in workloads:
+        workloads[key] = parts.workload()
+    return RunRequest(
         parts.strategy,
         parts.population,
-        None if parts.workload is None else parts.workload(),
+        workloads.get(key),
         parts.settings,
         seed=job.plan.seed,
         target=job.plan.config["targets"],

@@ -8,7 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import fedasync
 from fedasync.report import write_trace
-from fedasync.runs.run import SUMMARY, Run
+from fedasync.runs.run import SUMMARY, Run, write
 
 TRACE, ERROR = "trace.json", "error.log"
 TRACED_ROWS = 200_000
@@ -86,10 +87,24 @@ def is_finished(folder: Path) -> bool:
 
 def keep(run: Run, folder: Path) -> None:
     """Write a run beside its place and move it there in one step: a folder is whole, or absent."""
+    with _whole_or_absent(folder) as partial:
+        run.save(partial)
+        write_trace(run.read_events(lambda log: log.head(TRACED_ROWS)), partial / TRACE)
+
+
+def place(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write a run's files, made elsewhere, as its folder: whole, or absent."""
+    with _whole_or_absent(folder) as partial:
+        partial.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write(partial / name, content)
+
+
+@contextmanager
+def _whole_or_absent(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
-        run.save(partial)
-        write_trace(run.events.head(TRACED_ROWS), partial / TRACE)
+        yield partial
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except BaseException:

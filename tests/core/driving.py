@@ -22,6 +22,7 @@ from fedasync.core import (
     Strategy,
     Tumbling,
 )
+from fedasync.core.log import COLUMNS
 
 ADMISSIONS = {
     "cohort": Cohort(3),
@@ -91,8 +92,7 @@ def admit(coordinator: Coordinator, worker: int, now: float) -> Lease:
 
 def told(log: EventLog) -> list[dict[str, Any]]:
     """A log's rows, kinds and reasons in words."""
-    columns = {name: list(values) for name, values in log.columns.items()}
-    found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    found: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in log.rows()]
     for row in found:
         row["kind"] = KINDS[row["kind"]]
         row["reason"] = None if row["reason"] < 0 else log.reasons[row["reason"]]

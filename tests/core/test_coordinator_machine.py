@@ -65,8 +65,8 @@ class Life(RuleBasedStateMachine):
             lease_timeout_s=lease_timeout_s,
         )
         self.log, self.twin_log = EventLog(), EventLog()
-        self.subject = Coordinator(self.strategy, self.log.append)
-        self.twin = Coordinator(self.strategy, self.twin_log.append)
+        self.subject = Coordinator(self.strategy, self.log)
+        self.twin = Coordinator(self.strategy, self.twin_log)
         self.now = 0.0
         self.version = self.published = 0
         self.state: dict[int, str] = {}
@@ -159,7 +159,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def the_coordinator_is_replaced_by_its_snapshot(self) -> None:
         state = json.loads(json.dumps(self.subject.snapshot()))
-        self.subject = Coordinator.restore(self.strategy, state, self.log.append)
+        self.subject = Coordinator.restore(self.strategy, state, self.log)
 
     # -- what must hold afterwards -------------------------------------------------------------------------------
 
@@ -268,8 +268,9 @@ class Life(RuleBasedStateMachine):
         """Move the model's leases as the events say, and check that each says what it may."""
         for event in events:
             match event:
-                case Accepted(lease):
-                    assert lease.id == told_of
+                case Accepted():
+                    assert told_of is not None
+                    lease = self.lease[told_of]
                     assert self.state[lease.id] == "in_flight"
                     self.state[lease.id] = "buffered"
                     self.waiting.append(Arrival(lease, self.now, self.version))

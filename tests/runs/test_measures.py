@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
 
 from fedasync.core import EventLog
-from fedasync.runs.measures import (
-    event_table,
-    last_and_best,
-    last_version_s,
-    lease_table,
-    staleness,
-    targets,
-    utilisation,
-)
+from fedasync.runs.measures import event_table, last_and_best, lease_table
+from fedasync.runs.record import Record
+from fedasync.runs.summary import told_by_the_log
 
-from .logs import END_S, SCHEMA, STORY, log, table
+from .logs import END_S, LEDGER, SCHEMA, STORY, log, record, table
 
 
 def metrics(*rows: tuple[float, int, str, float]) -> pl.DataFrame:
@@ -26,6 +22,10 @@ def metrics(*rows: tuple[float, int, str, float]) -> pl.DataFrame:
         schema={"time_s": pl.Float64, "version": pl.Int64, "name": pl.String, "value": pl.Float64},
         orient="row",
     )
+
+
+def told(rows: list[Any] = STORY, end_s: float = END_S, **about: Any) -> dict[str, Any]:
+    return told_by_the_log(record(rows).chunks(), LEDGER, METRICS, end_s=end_s, slots=3, **about)
 
 
 def test_the_event_table_has_the_columns_of_the_contract_and_null_where_there_is_nothing() -> None:
@@ -40,17 +40,23 @@ def test_an_empty_log_is_an_empty_table_of_the_same_columns() -> None:
     assert dict(events.schema) == SCHEMA
     assert len(events) == 0
     assert len(lease_table(events, 0.0)) == 0
-    assert staleness(events) == {"mean": None, "p50": None, "p90": None, "max": None, "histogram": {}}
-    assert last_version_s(events) is None
+    nothing = told([])
+    assert nothing["staleness"] == {"mean": None, "p50": None, "p90": None, "max": None, "histogram": {}}
+    assert nothing["last_version_s"] is None
 
 
 def test_a_table_made_on_the_way_does_not_stop_the_log() -> None:
     written = log(STORY[:5])
     early = event_table(written)
-    for row in STORY[5:]:
-        written.append(row[0], 0, row[2], row[3], row[4], row[5], row[6], row[7])
-    assert len(event_table(written)) == len(STORY)
-    assert len(early) == 5
+    log(STORY[5:], written)
+    assert event_table(written).equals(table())
+    assert early.equals(table(STORY[:5]))
+
+
+def test_a_log_whose_rows_went_to_a_sink_has_no_table_of_its_own() -> None:
+    written = log(STORY, EventLog(Record().write))
+    with pytest.raises(ValueError, match="20 of the log's 20 rows went to its sink"):
+        event_table(written)
 
 
 def test_the_lease_table_tells_of_each_lease_when_it_worked_and_what_became_of_it() -> None:
@@ -76,12 +82,13 @@ def test_a_contribution_that_grew_too_stale_in_the_buffer_ended_its_work_when_it
 
 def test_utilisation_shares_slots_times_time() -> None:
     """Useful: 1 + 2 + 1.5 + 1.5 s; wasted: 2 + 1 + 1.5 s; of 3 slots × 6 s."""
-    shares = utilisation(lease_table(table(), END_S), 3, END_S, server_busy_s=1.5)
-    assert shares == pytest.approx({"useful": 6 / 18, "wasted": 4.5 / 18, "waiting": 7.5 / 18, "server": 0.25})
+    assert told(server_busy_s=1.5)["utilisation"] == pytest.approx(
+        {"useful": 6 / 18, "wasted": 4.5 / 18, "waiting": 7.5 / 18, "server": 0.25}
+    )
 
 
 def test_a_run_of_no_time_has_no_shares() -> None:
-    assert utilisation(lease_table(table(), END_S), 3, 0.0, 0.0) == {
+    assert told(end_s=0.0)["utilisation"] == {
         "useful": 0.0,
         "wasted": 0.0,
         "waiting": 0.0,
@@ -90,11 +97,11 @@ def test_a_run_of_no_time_has_no_shares() -> None:
 
 
 def test_staleness_counts_the_consumed_and_nobody_else() -> None:
-    assert staleness(table()) == {"mean": 0.5, "p50": 0, "p90": 1, "max": 1, "histogram": {"0": 1, "1": 1}}
+    assert told()["staleness"] == {"mean": 0.5, "p50": 0, "p90": 1, "max": 1, "histogram": {"0": 1, "1": 1}}
 
 
 def test_last_version_is_the_time_of_the_last_commit() -> None:
-    assert last_version_s(table()) == 2.5
+    assert told()["last_version_s"] == 2.5
 
 
 METRICS = metrics(
@@ -122,9 +129,29 @@ def test_a_target_is_reached_at_the_first_crossing_on_the_grid(
     metric: str, value: float, reached_s: float | None, updates: int | None
 ) -> None:
     """With the contributions applied by then, the one at that very instant included."""
-    assert targets(METRICS, table(), {metric: value}) == [
+    assert told(target={metric: value})["targets"] == [
         {"metric": metric, "value": value, "reached_s": reached_s, "reached_updates": updates}
     ]
+
+
+def test_each_of_several_targets_has_its_own_count() -> None:
+    wanted = {"f1": 0.1, "accuracy": 0.65, "loss": 3.0}
+    found = told(target=wanted)["targets"]
+    assert [(t["metric"], t["reached_s"], t["reached_updates"]) for t in found] == [
+        ("f1", None, None),
+        ("accuracy", 3.0, 2),
+        ("loss", 0.0, 0),
+    ]
+
+
+def test_quantiles_are_those_of_the_values_in_order() -> None:
+    """Of staleness 0 … 9, each once: the median is the fifth, the ninetieth percentile the ninth."""
+    rows = [(0.0, "admitted", i, 0, 0, 0, -1, None) for i in range(10)]
+    for tau in range(10):
+        rows += [(1.0, kind, tau, 0, 0, tau, tau, None) for kind in ("delivered", "consumed")]
+        rows += [(1.0, kind, -1, -1, -1, tau + 1, -1, None) for kind in ("committed",)]
+    found = told(rows)["staleness"]
+    assert (found["mean"], found["p50"], found["p90"], found["max"]) == (4.5, 4, 8, 9)
 
 
 def test_last_and_best_are_of_each_metric_by_itself() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ from safetensors.torch import load_file
 
 from fedasync.aggregation.model import Model
 from fedasync.runs import run as run_module
-from fedasync.runs.run import Run
+from fedasync.runs.record import Record
+from fedasync.runs.rows import CHUNK
+from fedasync.runs.run import Run, write_table
 from fedasync.simulation.laws import Exponential
 from fedasync.simulation.population import Population
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import fedasync, fedbuff
 from fedasync.workloads import Quadratic
+
+from .logs import Story, record, table
 
 WORLD = Population(duration_s=Exponential(1.0), dropout_probability=0.1)
 
@@ -169,27 +175,28 @@ def test_a_summary_that_is_no_json_is_refused_in_one_line(timed: Run, tmp_path: 
 
 def test_the_summary_is_written_last(timed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    whole = run_module.write
+    whole = run_module._whole
 
-    def noting(path: Path, content: bytes) -> None:
+    def noting(path: Path) -> Any:
         order.append(path.name)
-        whole(path, content)
+        return whole(path)
 
-    monkeypatch.setattr(run_module, "write", noting)
+    monkeypatch.setattr(run_module, "_whole", noting)
     timed.save(tmp_path)
+    assert set(order) == {path.name for path in tmp_path.iterdir()}
     assert order[-1] == "summary.json"
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name]
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
-    whole = run_module.write
+    whole = run_module._whole
 
-    def failing(path: Path, content: bytes) -> None:
+    def failing(path: Path) -> Any:
         if path.name == file:
             raise OSError("No space left on device")
-        whole(path, content)
+        return whole(path)
 
-    monkeypatch.setattr(run_module, "write", failing)
+    monkeypatch.setattr(run_module, "_whole", failing)
 
 
 @pytest.mark.parametrize("file", ["config.json", "events.parquet", "metrics.parquet", "summary.json"])
@@ -237,6 +244,81 @@ def test_a_run_that_diverged_can_be_saved_and_read(tmp_path: Path) -> None:
     assert again.summary["final"]["fine"] == 1.0
     assert set(again.summary["final"]) == {"loss", "w", "fine"}
     assert "Infinity" not in (tmp_path / "summary.json").read_text()
+
+
+def test_the_same_log_has_the_same_bytes_from_a_record_a_table_and_a_folder(timed: Run, tmp_path: Path) -> None:
+    """In memory or in a file, of one row group or of several."""
+    story = [row for i in range(3) for row in Story(i, steps=20_000).rows]
+    files = set()
+    logs = [{"record": record(story)}, {"record": record(story, memory=1)}, {"tables": {"events": table(story)}}]
+    for i, log in enumerate([*logs, {"folder": tmp_path / "0"}]):
+        given = {"record": None, "folder": None, "tables": {}, **log}
+        tables = {**given["tables"], "metrics": timed.metrics}
+        run = Run({}, timed.summary, tables, record=given["record"], folder=given["folder"])
+        run.save(tmp_path / f"{i}")
+        files.add((tmp_path / f"{i}" / "events.parquet").read_bytes())
+        assert run.events.equals(table(story))
+    assert len(files) == 1
+    again = Run.load(tmp_path / "0")
+    again.save(tmp_path / "0")
+    assert (tmp_path / "0" / "events.parquet").read_bytes() in files
+
+
+def test_a_table_is_written_in_row_groups_of_bounded_size_whatever_pieces_it_comes_in(tmp_path: Path) -> None:
+    rows = next(record().chunks())
+    long, small = Record(), Record()
+    count = CHUNK // len(rows) + 1
+    long.write(rows.tobytes() * count)
+    for _ in range(count):
+        small.write(rows.tobytes())
+    for name, made in (("long", long), ("small", small)):
+        write_table(tmp_path / name, made.scan())
+    assert (tmp_path / "long").read_bytes() == (tmp_path / "small").read_bytes()
+    by_group = pl.scan_parquet(tmp_path / "long").select(pl.len()).collect().item()
+    assert by_group == count * len(rows) > CHUNK
+
+
+@pytest.mark.parametrize("query", [lambda t: t, lambda t: t.head(7), lambda t: t.filter(pl.col("lease") < 3)])
+def test_a_part_of_the_log_is_read_alike_from_table_record_and_folder(query: Any, timed: Run, tmp_path: Path) -> None:
+    timed.save(tmp_path)
+    expected = query(timed.events)
+    for run in (timed, Run.load(tmp_path), Run({}, {}, {"events": timed.events})):
+        assert run.read_events(query).equals(expected)
+        assert query(run.scan_events()).collect().equals(expected)
+
+
+def test_a_log_that_cannot_be_read_is_refused_in_one_line(timed: Run, tmp_path: Path) -> None:
+    timed.save(tmp_path)
+    (tmp_path / "events.parquet").write_bytes(b"PAR1 is not all there is to it")
+    with pytest.raises(ValueError, match=r"events\.parquet cannot be read: ") as refused:
+        _ = Run.load(tmp_path).events
+    assert "\n" not in str(refused.value)
+    (tmp_path / "events.parquet").unlink()
+    with pytest.raises(ValueError, match=r"events\.parquet cannot be read: "):
+        Run.load(tmp_path).read_events(lambda log: log.head(1))
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import polars as pl
+from fedasync.runs.run import write, write_table
+folder = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+numbers = pl.LazyFrame({"x": range(1_000_000)}).select(pl.col("x").hash())
+for written in (lambda: write_table(folder / "a", numbers), lambda: write(folder / "b", b"b" * 1_000_000)):
+    try:
+        written()
+    except OSError as error:
+        print(error.strerror, Path(error.filename).name)
+"""
+
+
+def test_no_room_for_a_file_is_an_error_of_the_system_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["File too large a", "File too large b"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_without_tables_or_folder_says_so(timed: Run) -> None:

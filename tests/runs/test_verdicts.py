@@ -7,10 +7,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from fedasync.runs.measures import lease_table
-from fedasync.runs.verdicts import verdicts
+from fedasync.core.log import KINDS
+from fedasync.runs.audit import Audit
+from fedasync.runs.rows import chunks_of
+from fedasync.runs.verdicts import Verdict, judge
 
-from .logs import END_S, LEDGER, STORY, Row, table
+from .logs import END_S, LEDGER, STORY, Row, record, table
 
 CONSERVATION, TIME, STALENESS, VERSIONS, CAP, LITTLE = (
     "conservation of work",
@@ -25,8 +27,9 @@ CONSERVATION, TIME, STALENESS, VERSIONS, CAP, LITTLE = (
 def judged(
     rows: list[Row] = STORY, ledger: dict[str, Any] = LEDGER, cap: int = 3, bound: int | None = None
 ) -> dict[str, bool]:
-    events = table(rows)
-    found = verdicts(events, lease_table(events, END_S), ledger, END_S, cap, bound)
+    """The same of a log in its packed rows and of its table."""
+    found = judge(Audit(record(rows).chunks(), END_S), ledger, cap, bound)
+    assert found == judge(Audit(chunks_of(table(rows)), END_S), ledger, cap, bound)
     assert all("\n" not in verdict.detail for verdict in found)
     return {verdict.name: verdict.holds for verdict in found}
 
@@ -50,8 +53,7 @@ def test_an_honest_log_holds_every_verdict() -> None:
 
 
 def test_verdicts_give_the_numbers_behind_them() -> None:
-    events = table()
-    details = {v.name: v.detail for v in verdicts(events, lease_table(events, END_S), LEDGER, END_S, 3, 1)}
+    details = {v.name: v.detail for v in judge(Audit(record().chunks(), END_S), LEDGER, 3, 1)}
     assert details[CONSERVATION] == (
         "7 admitted = 1 in flight + 1 buffered + 2 consumed + 1 rejected + 1 failed + 1 cancelled"
     )
@@ -127,16 +129,60 @@ def test_more_in_flight_than_the_cap_is_found() -> None:
     assert broken(cap=2) == set()
 
 
-def test_little_breaks_when_leases_and_events_disagree() -> None:
-    events = table()
-    honest = lease_table(events, END_S)
-    for doctored in (
-        honest.with_columns(end_s=pl.col("end_s") + 0.01),
-        honest.with_columns(start_s=pl.col("start_s") * 1.001),
-        honest.head(6),
-    ):
-        found = {v.name: v.holds for v in verdicts(events, doctored, LEDGER, END_S, 3)}
-        assert not found[LITTLE]
+def test_little_breaks_when_leases_and_rows_disagree() -> None:
+    """A lease given out again has another start than the one that its time in flight was counted from."""
+    again = [*STORY[:12], (2.75, "admitted", 3, 6, 2, 2, -1, None), *STORY[12:]]
+    assert {CONSERVATION, LITTLE} <= broken(again)
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), float("-inf")])
+def test_a_time_that_is_no_number_is_found(time_s: float) -> None:
+    assert {TIME, LITTLE} <= broken(changed(12, time_s=time_s))
+
+
+def test_an_admission_out_of_the_order_of_the_numbers_is_found() -> None:
+    a, b = STORY[13], STORY[15]
+    swapped = changed(13, lease=b[2])
+    swapped[15] = (*b[:2], a[2], *b[3:])
+    assert CONSERVATION in broken(swapped)
+
+
+@pytest.mark.parametrize("lease", [2**62, -7])
+def test_a_number_that_no_lease_can_have_is_found_and_costs_nothing(lease: int) -> None:
+    assert CONSERVATION in broken(changed(12, lease=lease))
+    assert CONSERVATION in broken([*STORY, (5.5, "delivered", lease, 5, 2, 2, 0, None)])
+
+
+def test_a_row_of_the_server_that_names_a_lease_is_found() -> None:
+    assert CONSERVATION in broken(changed(4, lease=0))
+
+
+def test_a_staleness_that_no_version_allows_is_found_and_costs_nothing() -> None:
+    assert STALENESS in broken(changed(8, staleness=2**31 - 1, version=2**31 - 1, base_version=0))
+
+
+def test_a_contribution_used_before_it_arrived_is_found() -> None:
+    early = [*STORY[:2], STORY[3], STORY[2], *STORY[4:]]
+    assert CONSERVATION in broken(early)
+
+
+def test_every_law_is_named_once() -> None:
+    found = judge(Audit(record().chunks(), END_S), LEDGER, 3)
+    assert all(isinstance(verdict, Verdict) for verdict in found)
+    assert [v.name for v in found] == [CONSERVATION, TIME, STALENESS, VERSIONS, CAP, LITTLE]
+
+
+def test_a_kind_that_does_not_exist_is_refused() -> None:
+    rows = next(record().chunks()).copy()
+    for code in (len(KINDS), -3):
+        rows["kind"][5] = code
+        with pytest.raises(ValueError, match=f"rows of kind {code}: no such kind"):
+            Audit([rows], END_S)
+    other = table().with_columns(kind=pl.col("kind").replace("failed", "lost"))
+    with pytest.raises(ValueError, match="has the kind 'lost'; kinds are admitted, "):
+        list(chunks_of(other))
+    with pytest.raises(ValueError, match="has no column 'staleness'"):
+        list(chunks_of(table().drop("staleness")))
 
 
 def test_an_empty_run_holds_every_verdict() -> None:
@@ -149,6 +195,5 @@ def test_an_empty_run_holds_every_verdict() -> None:
         "failed": {},
         "cancelled": {},
     }
-    events = table([])
-    found = verdicts(events, lease_table(events, 0.0), nothing, 0.0, 3)
-    assert all(verdict.holds for verdict in found)
+    for chunks in (record([]).chunks(), chunks_of(table([]))):
+        assert all(verdict.holds for verdict in judge(Audit(chunks, 0.0), nothing, 3))

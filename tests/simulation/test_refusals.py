@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from fedasync.core import Concurrency, EveryN, Strategy, Tumbling
-from fedasync.simulation.federated import Settings, StandstillError
+from fedasync.simulation.federated import StandstillError
 from fedasync.simulation.laws import Constant, Exponential, Lognormal, Values
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients, Population
+from fedasync.simulation.settings import Settings
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import STRATEGIES, fedasync, fedavg, fedbuff, fedfa, fedprox
 

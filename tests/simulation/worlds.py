@@ -13,8 +13,9 @@ from torch import Tensor
 from fedasync.aggregation.model import Contribution, Form, Model
 from fedasync.aggregation.update import Input, Inputs, Update
 from fedasync.core import KINDS, Concurrency, EventLog, Sliding, StalenessBudget, Strategy, Tumbling
+from fedasync.core.log import COLUMNS
 from fedasync.runs.run import Run
-from fedasync.simulation.federated import FederatedSimulation, Settings
+from fedasync.simulation.federated import FederatedSimulation
 from fedasync.simulation.laws import (
     Constant,
     Exponential,
@@ -27,6 +28,7 @@ from fedasync.simulation.laws import (
     Values,
 )
 from fedasync.simulation.population import Clients, Population
+from fedasync.simulation.settings import Settings
 from fedasync.simulation.simulate import simulate
 from fedasync.workloads.protocol import Task
 
@@ -57,8 +59,10 @@ def play(strategy: Strategy, population: Population, *, seed: int = 0, **limits:
 
 def column(log: EventLog, name: str, kind: str | None = None) -> np.ndarray:
     """One column of a log, of the rows of one kind if that is given."""
-    values = np.array(log.columns[name])
-    return values if kind is None else values[np.array(log.columns["kind"]) == KINDS.index(kind)]
+    log.flush()
+    dtype = np.dtype([(column, f"<{code}") for column, code in COLUMNS.items()])
+    rows = np.frombuffer(b"".join(log.packed), dtype)
+    return rows[name] if kind is None else rows[name][rows["kind"] == KINDS.index(kind)]
 
 
 def total_staleness(simulation: FederatedSimulation) -> int:

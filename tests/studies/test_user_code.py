@@ -29,7 +29,7 @@ labels = ["sound", "ill"]
         ("RaisesInInitialModel", r".*KeyError: 'no weights'"),
         ("RaisesInClientSamples", r".*KeyError: 'no clients'"),
         ("RaisesWhenMade", r"KeyError: 'no such data set'"),
-        ("Quits", r"SystemExit: I quit"),
+        ("Quits", r"client \d+, lease \d+, version \d+: train raised SystemExit: I quit"),
     ],
 )
 def test_a_workload_that_raises_ends_its_run_and_no_other(
