@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedasync.aggregation.model import Form
-from fedasync.aggregation.update import Inputs
+from fedasync.aggregation.update import Inputs, blocks
 from fedasync.core.staleness import Constant, Staleness
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ class Mixing:
     def init(self, values: Tensor) -> None:
         return None
 
-    def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
-        for x in inputs.entering:
-            values.lerp_(x.values, self.alpha * self.staleness(x.staleness))
+    def apply(self, values: Tensor, state: None, inputs: Inputs, out: Tensor | None = None) -> None:
+        import torch
+
+        weights = [self.alpha * self.staleness(x.staleness) for x in inputs.entering]
+        target = values if out is None else out
+        for mixed, w, first, *others in blocks(target, values, *(x.values for x in inputs.entering)):
+            torch.lerp(w, first, weights[0], out=mixed)
+            for x, weight in zip(others, weights[1:], strict=True):
+                mixed.lerp_(x, weight)

@@ -21,9 +21,12 @@ class SampleWeightedMean:
     def init(self, values: Tensor) -> None:
         return None
 
-    def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
+    def apply(self, values: Tensor, state: None, inputs: Inputs, out: Tensor | None = None) -> None:
+        import torch
+
         total = sum(x.samples for x in inputs.entering)
-        for block in blocks(values.numel()):
-            mean = values[block].zero_()
-            for x in inputs.entering:
-                mean.add_(x.values[block], alpha=x.samples / total)
+        weights = [x.samples / total for x in inputs.entering]
+        for mean, first, *others in blocks(values if out is None else out, *(x.values for x in inputs.entering)):
+            torch.mul(first, weights[0], out=mean)
+            for x, weight in zip(others, weights[1:], strict=True):
+                mean.add_(x, alpha=weight)

@@ -32,10 +32,13 @@ class DeltaMean:
     def init(self, values: Tensor) -> None:
         return None
 
-    def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
+    def apply(self, values: Tensor, state: None, inputs: Inputs, out: Tensor | None = None) -> None:
+        import torch
+
         step = self.server_learning_rate / len(inputs.entering)
         weights = [step * self.staleness(x.staleness) for x in inputs.entering]
-        for block in blocks(values.numel()):
-            w = values[block]
-            for x, weight in zip(inputs.entering, weights, strict=True):
-                w.add_(x.values[block], alpha=weight)
+        target = values if out is None else out
+        for moved, w, first, *others in blocks(target, values, *(x.values for x in inputs.entering)):
+            torch.add(w, first, alpha=weights[0], out=moved)
+            for delta, weight in zip(others, weights[1:], strict=True):
+                moved.add_(delta, alpha=weight)

@@ -34,17 +34,21 @@ class WindowMean:
         """Versions made since the mean was computed afresh."""
         return 0
 
-    def apply(self, values: Tensor, state: int, inputs: Inputs) -> int:
-        size = len(inputs.window)
-        slides = len(inputs.entering) == len(inputs.leaving)
-        if slides and size > 1 and state + 1 < self.recompute_every:
-            for block in blocks(values.numel()):
-                w = values[block]
-                for new, old in zip(inputs.entering, inputs.leaving, strict=True):
-                    w.add_(new.values[block] - old.values[block], alpha=1 / size)
+    def apply(self, values: Tensor, state: int, inputs: Inputs, out: Tensor | None = None) -> int:
+        import torch
+
+        share = 1 / len(inputs.window)
+        target = values if out is None else out
+        slides = len(inputs.entering) == len(inputs.leaving) == 1
+        if slides and share < 1 and state + 1 < self.recompute_every:
+            entering, leaving = inputs.entering[0].values, inputs.leaving[0].values
+            for mean, w, new, old in blocks(target, values, entering, leaving):
+                # Where the result will lie: a temporary would push other blocks out of the cache.
+                change = new - old if out is None else torch.sub(new, old, out=mean)
+                torch.add(w, change, alpha=share, out=mean)
             return state + 1
-        for block in blocks(values.numel()):
-            mean = values[block].zero_()
-            for x in inputs.window:
-                mean.add_(x.values[block], alpha=1 / size)
+        for mean, first, *others in blocks(target, *(x.values for x in inputs.window)):
+            torch.mul(first, share, out=mean)
+            for x in others:
+                mean.add_(x, alpha=share)
         return 0

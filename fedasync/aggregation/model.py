@@ -125,8 +125,9 @@ Form = Literal["parameters", "delta"]
 class Contribution:
     """What a client sends back: its model after local training, or the difference from where it started.
 
-    ``values`` [P] belongs to the receiver, who may overwrite it. ``samples`` is the number of training samples
-    behind it, the weight n_k of FedAvg.
+    ``values`` [P] belongs to the receiver from when it is handed over: it may be overwritten, and its memory may become
+    a version's. Nobody else writes it from then on, nor counts on what it holds. ``samples`` is the number of training
+    samples behind it, the weight n_k of FedAvg.
     """
 
     values: Tensor

@@ -7,26 +7,41 @@ Every runtime drives one of these beside its coordinator:
     defect = server.receive(lease.id, contribution)      # None, or why it must not be used
     server.apply(step)                                   # the model of step.version + 1
     server.forget(lease.id)                              # failed, cancelled, rejected
+
+Who owns which memory: a version belongs to whoever trains from it, and is never written once it was published. A
+contribution belongs to the server from ``receive`` on; when a step uses it up, its memory becomes that step's version,
+so that in the long run an arrival takes no memory but what it brings along. Values that do not lie alone
+(``check.alone``) are copied when they come in, and memory is left to those who still refer to the values it held.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
-from typing import Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, cast
 
-from fedasync.aggregation.check import Defect, defect
+from fedasync.aggregation.check import Defect, taken
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.aggregation.update import Input, Inputs, Update
-from fedasync.core.events import Arrival, Step
+from fedasync.aggregation.update import Elsewhere, Input, Inputs, Update
+from fedasync.core.events import Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OverwrittenError(RuntimeError):
+    """Memory of the server was written by others, so that a version or a contribution is spoilt."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A checked contribution, and once it was consumed the staleness with which it was."""
+    """A checked contribution as the update sees it; staleness and worker are known once it is consumed."""
 
-    contribution: Contribution
-    staleness: int = 0
-    worker: int = -1
+    input: Input
+    integers: Tensor | None
+    written: int
+    """Count of writes to the values (torch's version counter) when they were taken over."""
 
 
 class Server:
@@ -34,21 +49,32 @@ class Server:
 
     A published version is shared by reference and never written again; it lives while a lease refers to it. One that
     was not published is updated in place. Work starts from the published version, which is version 0 at first.
+
+    ``base`` and ``receive`` raise KeyError for a lease that is not in flight; nothing changes then.
     """
 
     def __init__(self, update: Update, model: Model) -> None:
+        if model.values.requires_grad or model.values.is_inference():  # neither can be computed with in place
+            model = replace(model, values=model.values.detach().clone())
         self.update = update
-        self.model = model
-        self._published = model
+        self._elsewhere = "out" in signature(update.apply).parameters
         self._state: Any = update.init(model.values)
         self._bases: dict[int, Model] = {}
         self._kept: dict[int, _Kept] = {}
-        self._shared = True  # others read the current model's memory: copy before writing
+        self._held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        """Storage address → tensor, of all versions and contributions that are alive."""
+        self._set_model(model)
+        self.publish()
+
+    def _set_model(self, model: Model) -> None:
+        self.model = model
+        self._written = model.values._version
+        self._hold(model.values)
 
     def publish(self) -> None:
         """Workers start from the current version from now on."""
         self._published = self.model
-        self._shared = True
+        self._shared = True  # others read the current model's memory: write elsewhere
 
     def lease(self, lease_id: int) -> None:
         """Hold the published version for a lease until it ends."""
@@ -59,17 +85,24 @@ class Server:
         return self._bases[lease_id]
 
     def receive(self, lease_id: int, contribution: Contribution) -> Defect | None:
-        """Check a contribution and keep it, in the form that the update wants; None when it is fit for use."""
+        """Check a contribution and keep it, in the form that the update wants; None when it is fit for use.
+
+        One pass over memory. The values must be the server's from now on: memory that nobody writes again. Raises
+        OverwrittenError when the current version was written since it was made.
+        """
         base = self._bases.pop(lease_id)
-        found = defect(contribution, self.model)
-        if found is None:
-            if contribution.values.requires_grad:  # the model is data, not a node of the client's graph
-                contribution = replace(contribution, values=contribution.values.detach())
-            wanted = self._as_wanted(contribution, base)
-            found = defect(wanted, self.model)  # the difference of finite numbers need not be finite
-            if found is None:
-                self._kept[lease_id] = _Kept(wanted)
-        return found
+        if self.model.values._version != self._written:
+            raise OverwrittenError(
+                "the current version was written by others: only read the models that you are given, and hand over"
+                " values in memory that you do not go on using"
+            )
+        found = taken(contribution, base, self.update.wants, self._held)
+        if isinstance(found, Defect):
+            return found
+        self._hold(found.values)
+        kept = Input(found.values, found.samples, staleness=0, worker=-1)
+        self._kept[lease_id] = _Kept(kept, found.integers, found.values._version)
+        return None
 
     def forget(self, lease_id: int) -> None:
         """The lease ended without use: drop its base and whatever it brought."""
@@ -77,42 +110,63 @@ class Server:
         self._kept.pop(lease_id, None)
 
     def apply(self, step: Step) -> None:
-        """Make the next version from a ready step, in place when nobody else reads the current one."""
-        if self._shared:
-            self.model = self.model.copy()
-            self._shared = False
+        """Make the next version from a ready step, in place when nobody else reads the current one.
+
+        Raises OverwrittenError when a contribution was written since it was received; the model is unchanged then.
+        """
         for arrival in step.entering:
             kept = self._kept[arrival.lease.id]
-            kept.staleness, kept.worker = step.staleness(arrival), arrival.lease.worker
-        inputs = Inputs(
-            [self._input(a.lease.id) for a in step.entering],
-            [self._input(i) for i in step.window],
-            [self._input(i) for i in step.leaving],
-        )
-        self._state = self.update.apply(self.model.values, self._state, inputs)
-        self._carry_integers(step.entering)
+            kept.input = replace(kept.input, staleness=step.staleness(arrival), worker=arrival.lease.worker)
+        entering = [arrival.lease.id for arrival in step.entering]
+        for lease_id in (*entering, *step.leaving):
+            self._check_unwritten(lease_id)
+        out = self._room(step) if self._shared else None
+        inputs = Inputs(*([self._kept[i].input for i in ids] for ids in (entering, step.window, step.leaving)))
+        model = self.model
+        if out is None:
+            self._state = self.update.apply(model.values, self._state, inputs)
+        elif self._elsewhere:
+            self._state = cast(Elsewhere, self.update).apply(model.values, self._state, inputs, out=out)
+        else:
+            self._state = self.update.apply(out.copy_(model.values), self._state, inputs)
+        if out is not None:
+            model = Model(out, model.layout, None if model.integers is None else model.integers.clone())
+        self._shared = False
+        self._set_model(model)
+        self._carry_integers(entering)
         window = set(step.window)
-        for lease_id in (*(a.lease.id for a in step.entering), *step.leaving):
+        for lease_id in (*entering, *step.leaving):
             if lease_id not in window:
                 del self._kept[lease_id]
 
-    def _input(self, lease_id: int) -> Input:
+    def _room(self, step: Step) -> Tensor:
+        """Memory for the next version: of the contribution that ``Elsewhere`` names, or fresh."""
+        import torch
+
+        used_up = step.leaving[:1] or (() if step.window else tuple(a.lease.id for a in step.entering[:1]))
+        if self._elsewhere and used_up:
+            kept = self._kept[used_up[0]]
+            theirs = weakref.ref(kept.input.values)
+            ours = kept.input.values.detach()
+            kept.input = replace(kept.input, values=ours)
+            if theirs() is None:  # the sender has let go of what it sent
+                return ours
+        return torch.empty_like(self.model.values)
+
+    def _hold(self, values: Tensor) -> None:
+        self._held[values.untyped_storage().data_ptr()] = values
+
+    def _check_unwritten(self, lease_id: int) -> None:
         kept = self._kept[lease_id]
-        return Input(kept.contribution.values, kept.contribution.samples, kept.staleness, kept.worker)
+        if kept.input.values._version != kept.written:
+            raise OverwrittenError(
+                f"the contribution of lease {lease_id} was written after it was handed over: hand over values in memory"
+                " that you do not go on using"
+            )
 
-    def _as_wanted(self, contribution: Contribution, base: Model) -> Contribution:
-        if contribution.form == self.update.wants:
-            return contribution
-        sign = -1 if self.update.wants == "delta" else 1
-        values = contribution.values
-        if values.untyped_storage().data_ptr() == base.values.untyped_storage().data_ptr():
-            values = values.clone()  # the client handed back the base itself, which others read
-        return replace(contribution, values=values.add_(base.values, alpha=sign), form=self.update.wants)
-
-    def _carry_integers(self, entering: tuple[Arrival, ...]) -> None:
+    def _carry_integers(self, entering: list[int]) -> None:
         """Counters are never averaged: the largest that came in is carried on."""
         if self.model.integers is None:
             return
-        for arrival in entering:
-            integers = self._kept[arrival.lease.id].contribution.integers
-            self.model.integers.clamp_(min=integers)
+        for lease_id in entering:
+            self.model.integers.clamp_(min=self._kept[lease_id].integers)

@@ -1,7 +1,7 @@
 """What an update rule is: two small functions over a flat vector.
 
-A rule is a frozen value that says which form of contribution it wants, and is applied in place. Rules call methods
-of the tensors they are given and import nothing, so that a timing-only study can name them without torch.
+A rule is a frozen value that says which form of contribution it wants, and turns one version into the next. Torch is
+imported where a rule is applied, so that a timing-only study can name it without.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from fedasync.aggregation.model import Form
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1 << 16
-"""Elements worked on at a time: several blocks fit into a core's cache, so that memory is passed over once."""
+BLOCK = 1 << 18
+"""Elements worked on at a time: few enough that several blocks lie in a cache, so that memory is passed over once;
+enough that a call from Python costs little beside its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,12 @@ class Inputs:
 
 
 class Update(Protocol):
-    """The third decision: how a ready buffer becomes the next version."""
+    """The third decision: how a ready buffer becomes the next version.
+
+    A rule written like this one is applied in place, to a copy where others still read the former version. A rule may
+    do better and write the next version somewhere else, which saves that copy and, mostly, its memory: see
+    ``Elsewhere``.
+    """
 
     @property
     def wants(self) -> Form:
@@ -51,11 +57,28 @@ class Update(Protocol):
         ...
 
     def apply(self, values: Tensor, state: Any, inputs: Inputs) -> Any:
-        """Turn ``values`` [P] into the next version in place, and return the next state."""
+        """Turn ``values`` [P] into the next version in place, and return the next state. Read the inputs only."""
         ...
 
 
-def blocks(length: int) -> Iterator[slice]:
-    """Cut a vector into cache-sized pieces."""
-    for start in range(0, length, BLOCK):
-        yield slice(start, min(start + BLOCK, length))
+class Elsewhere(Update, Protocol):
+    """A rule whose ``apply`` has a parameter ``out``; the server looks for that name in its signature."""
+
+    def apply(self, values: Tensor, state: Any, inputs: Inputs, out: Tensor | None = None) -> Any:
+        """Write the next version into ``out`` [P] and leave ``values`` as they are; without ``out``, work in place.
+
+        ``out`` is memory that holds nothing, or that of a contribution which this step uses up: of the first of
+        ``inputs.leaving``, or where nothing leaves and there is no window, of the first of ``inputs.entering``. It
+        overlaps nothing else. So element i of that contribution must have been read when element i of ``out`` is
+        written; and no tensor of ``inputs`` may be kept in the state, whose memory may become a version.
+        """
+        ...
+
+
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut vectors [P] of one length into cache-sized pieces, views that are worked on together."""
+    import torch
+
+    if vectors[0].numel() <= BLOCK:
+        return iter((vectors,))
+    return zip(*(torch.split(vector, BLOCK) for vector in vectors), strict=True)

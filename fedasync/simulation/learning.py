@@ -7,13 +7,13 @@ leases of many base versions, of several runs if these advance side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedasync.aggregation.check import Defect
 from fedasync.aggregation.model import Contribution
-from fedasync.aggregation.server import Server
+from fedasync.aggregation.server import OverwrittenError, Server
 from fedasync.core import Lease, Step, Strategy
 from fedasync.simulation.settings import Settings
 from fedasync.simulation.streams import Stream
@@ -100,7 +100,7 @@ class Learner:
         found = self._found.pop(lease_id)
         if isinstance(found, WorkloadError):
             raise found
-        return self.server.receive(lease_id, found)
+        return self._served(self.server.receive, lease_id, found)
 
     def forget(self, lease_id: int) -> None:
         """The lease ended without use."""
@@ -109,7 +109,14 @@ class Learner:
         self.server.forget(lease_id)
 
     def apply(self, step: Step) -> None:
-        self.server.apply(step)
+        """Make the next version. Raises WorkloadError when the workload wrote where it must not any more."""
+        self._served(self.server.apply, step)
+
+    def _served(self, call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return call(*arguments)
+        except OverwrittenError as error:
+            raise WorkloadError(str(error)) from error
 
     def evaluate(self, version: int) -> dict[str, float]:
         """Metrics of the current model. Raises WorkloadError."""

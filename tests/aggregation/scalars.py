@@ -56,6 +56,7 @@ class Runtime:
         """Deliver a contribution, commit what it makes ready; the first coordinate of the model afterwards."""
         self.now += 1.0
         defect = self.server.receive(lease_id, contribution)
+        del contribution  # handed over
         events = self.coordinator.deliver(lease_id, self.now, None if defect is None else defect.reason)
         for event in events:
             if isinstance(event, Rejected):

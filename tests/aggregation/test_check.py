@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedasync.aggregation import update
 from fedasync.aggregation.check import defect
 from fedasync.aggregation.fedasync import Mixing
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
 from fedasync.aggregation.model import Contribution, Model
+from fedasync.aggregation.server import Server
 from fedasync.core import Sliding, Tumbling
 
 from .scalars import Runtime, brings, model
@@ -101,6 +103,47 @@ def test_a_bad_contribution_leaves_the_model_bit_for_bit(case: str, update: Any,
     assert runtime.server.model.values.numpy().tobytes() == before
     assert runtime.coordinator.version == version
     assert runtime.coordinator.ledger.rejected == {reason: 1}
+
+
+@pytest.mark.parametrize("spoilt", [(), (0,), (9,), (3, 4, 8)], ids=str)
+@pytest.mark.parametrize("form", ["parameters", "delta"])
+@pytest.mark.parametrize("rule", [DeltaMean(), WindowMean()], ids=["wants_delta", "wants_parameters"])
+def test_what_is_not_finite_is_counted_as_it_came(
+    rule: Any, form: Any, spoilt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all blocks, whether the form changes or not; and the base stays as it was."""
+    monkeypatch.setattr(update, "BLOCK", 4)
+    server = Server(rule, model(*[1.0] * 10))
+    server.lease(0)
+    base = server.base(0)
+    values = torch.ones(10, dtype=torch.float64)
+    values[list(spoilt)] = torch.tensor([NAN, INF, -INF][: len(spoilt)], dtype=torch.float64)
+    found = server.receive(0, Contribution(values, form, 1))
+    assert found == (("not finite", f"{len(spoilt)} of 10 values are NaN or infinite") if spoilt else None)
+    assert base.values.tolist() == [1.0] * 10
+
+
+@pytest.mark.parametrize("form", ["parameters", "delta"])
+def test_a_difference_or_sum_that_overflows_is_not_finite(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update, "BLOCK", 2)
+    large = 3e38
+    server = Server(
+        DeltaMean() if form == "parameters" else WindowMean(), model(large, large, -large, dtype=torch.float32)
+    )
+    server.lease(0)
+    sign = -1 if form == "parameters" else 1
+    found = server.receive(0, brings(sign * large, 0.0, -sign * large, form=form, dtype=torch.float32))
+    assert found == ("not finite", "2 of 3 values are NaN or infinite")
+
+
+def test_a_second_contribution_of_a_lease_is_refused_and_changes_nothing() -> None:
+    server = Server(Mixing(), model(1.0))
+    server.lease(0)
+    assert server.receive(0, brings(2.0)) is None
+    with pytest.raises(KeyError):
+        server.receive(0, brings(3.0))
+    assert float(server.model.values) == 1.0
+    assert float(server._kept[0].input.values) == 2.0
 
 
 class TestIntegerState:

@@ -190,3 +190,13 @@ def test_a_contribution_that_is_the_base_itself_does_not_spoil_the_base() -> Non
     base = runtime.server.base(idle)
     assert runtime.bring(idle, Contribution(base.values, "parameters", 1)) == 5.0
     assert float(runtime.server.base(slow).values) == 5.0
+
+
+@pytest.mark.parametrize("update", [Mixing(1.0, PLAIN), DeltaMean(1.0, PLAIN)], ids=lambda u: type(u).__name__)
+def test_a_model_of_a_graph_or_of_inference_mode_is_data_like_any_other(update: Any) -> None:
+    with torch.inference_mode():
+        inference = model(1.0)
+    for start in (inference, replace(model(1.0), values=torch.ones(1, dtype=torch.float64, requires_grad=True))):
+        runtime = Runtime(update, Tumbling(1), start)
+        assert runtime.bring(runtime.start(), brings(3.0)) == 3.0
+        assert not runtime.server.model.values.requires_grad

@@ -215,8 +215,11 @@ def test_a_vector_of_several_blocks_is_worked_on_like_its_pieces(rule: Update) -
 
 def test_blocks_cover_a_vector_once() -> None:
     for length in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
-        covered = [i for block in blocks(length) for i in range(block.start, block.stop)]
-        assert covered == list(range(length))
+        vector, other = torch.arange(length), torch.arange(length)
+        pieces = list(blocks(vector, other))
+        assert torch.equal(torch.cat([piece for piece, _ in pieces]), vector)
+        assert all(len(a) == len(b) <= BLOCK for a, b in pieces)
+        assert pieces[0][0].data_ptr() == vector.data_ptr(), "views"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
