@@ -57,6 +57,8 @@ def run_study(
         outcomes = _execute([group for group in together if group], processes, console, backend)
         errors = [outcome.error for outcome in outcomes if outcome.error]
         runs = _show(folder, description, console) if len(errors) < len(all_jobs) else []
+        for reason in dict.fromkeys(run.summary["not_batched"] for run in runs if run.summary["not_batched"]):
+            console.print(f"Results were computed one by one: {reason}", markup=False, highlight=False)
         odd = [line for run in runs if (line := _oddity(run))]
         _tell(errors + odd, complaints)
     except (KeyboardInterrupt, OSError, BrokenProcessPool) as error:

@@ -1,4 +1,4 @@
-"""A log of ten million rows takes no more memory than its leases and its figures need."""
+"""A log of many million rows takes no more memory than its leases and its figures need."""
 
 from __future__ import annotations
 
