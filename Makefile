@@ -4,13 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 EXP ?= staleness_sweep
 ARGS ?=
+PEERS ?=
 
 .PHONY: help sim run test test-slow lint bench clean
 
 help:
 	@echo "make sim EXP=name [ARGS='--seeds 5 --set run.time_s=100']   a study of sims/ under the virtual clock"
 	@echo "make run EXP=name                                           an experiment of experiments/ on a real runtime"
-	@echo "make test | test-slow | lint | bench | clean"
+	@echo "make bench [PEERS='flwr flgo appfl']                        lease completions, or client updates beside peers"
+	@echo "make test | test-slow | lint | clean"
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv with the tested versions; the first time this takes a few minutes."
@@ -40,7 +42,12 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
+ifeq ($(strip $(PEERS)),)
 	$(BIN)/python bench/event_loop.py $(ARGS)
+else
+	@$(BIN)/python -c "import psutil" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt psutil
+	$(BIN)/python bench/peers.py $(PEERS) $(ARGS)
+endif
 
 clean:
 	rm -rf .venv results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

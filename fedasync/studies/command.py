@@ -21,7 +21,7 @@ from fedasync.report import brief_tables, rich_table
 from fedasync.runs.run import Run
 from fedasync.studies import store
 from fedasync.studies.errors import StudyError, did_you_mean
-from fedasync.studies.execute import Backend, Job, Outcome, execute, groups, jobs
+from fedasync.studies.execute import Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
 from fedasync.studies.publish import describe, publish, recall, remember
 from fedasync.studies.study import load
 
@@ -61,7 +61,7 @@ def run_study(
             console.print(f"Results were computed one by one: {reason}", markup=False, highlight=False)
         odd = [line for run in runs if (line := _oddity(run))]
         _tell(errors + odd, complaints)
-    except (KeyboardInterrupt, OSError, BrokenProcessPool) as error:
+    except (KeyboardInterrupt, OSError, BrokenProcessPool, LostWorkerError) as error:
         store.sweep(folder / "runs")
         why, status = _end(error, folder)
         finished = sum(store.is_finished(job.folder) for job in all_jobs)
@@ -140,6 +140,8 @@ def _end(error: BaseException, folder: Path) -> tuple[str, int]:
         return "interrupted", 130
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or folder}", 1
+    if isinstance(error, LostWorkerError):
+        return str(error), 1
     return "a process that made a run was killed, perhaps for want of memory (--jobs 1 takes the least)", 1
 
 

@@ -27,6 +27,10 @@ MOST_TOGETHER = 8
 """Runs that advance side by side: enough to fill batches, few enough to keep all processes at work."""
 
 
+class LostWorkerError(RuntimeError):
+    """A process that made runs ended without a word."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One run to be made, and the folder it is to become."""

@@ -15,14 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedasync.studies.errors import StudyError
-from fedasync.studies.execute import Job, Outcome, error_log, perform
+from fedasync.studies.execute import Job, LostWorkerError, Outcome, error_log, perform
 from fedasync.studies.store import place
 
 
 def over_ray(waiting: Sequence[Sequence[Job]], processes: int | None) -> Generator[Outcome, None, None]:
     """Make groups of runs, ``processes`` at a time (None: one a processor); outcomes come as they finish.
 
-    Raises StudyError when Ray is not installed, does not start, or a worker is lost (twice: Ray tries again once).
+    Raises StudyError when Ray is not installed or there is no cluster, LostWorkerError when a worker is lost (twice:
+    Ray tries again once).
     """
     if not waiting:
         return
@@ -58,7 +59,7 @@ def over_ray(waiting: Sequence[Sequence[Job]], processes: int | None) -> Generat
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, OSError):
                     raise cause from error
-                raise StudyError(f"a Ray worker was lost: {type(error).__name__}: {_first_line(error)}", 1) from error
+                raise LostWorkerError(f"a Ray worker was lost: {_first_line(error)}") from error
             _settle(by_name[outcome.folder.name], outcome, files)
             yield outcome
     finally:
