@@ -150,20 +150,24 @@ def compute_together(runs: Iterable[tuple[Learner, float]]) -> None:
 
 def _results(work: Sequence[tuple[Learner, int, Task]]) -> Sequence[Contribution | BaseException]:
     """A contribution a task, or what the workload raised. After an error in a batch each task runs by itself."""
-    batched = work[0][0].batched
-    if batched is not None:
-        try:
-            return batched.train_batch([(learner.workload, task) for learner, _, task in work], work[0][0].memory_bytes)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whose task it was shows when each runs by itself
-            for learner, _, _ in work:
-                learner.not_batched = f"a batch raised {type(error).__name__}: {error}"
-    found: list[Contribution | BaseException] = []
-    for learner, _, task in work:
-        try:
-            found.append(learner.workload.train(task))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  raised in the run whose task it was
-            found.append(error)
-    return found
+    first = work[0][0]
+    if first.batched is None:
+        return [_raised_or(learner.workload.train, task) for learner, _, task in work]
+    train_batch, memory_bytes = first.batched.train_batch, first.memory_bytes
+    pairs = [(learner.workload, task) for learner, _, task in work]
+    try:
+        return train_batch(pairs, memory_bytes)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whose task it was shows when each runs by itself
+        if len(pairs) == 1:
+            return [error]
+    return [_raised_or(lambda one: train_batch([one], memory_bytes)[0], pair) for pair in pairs]
+
+
+def _raised_or(call: Callable[[Any], Contribution], argument: object) -> Contribution | BaseException:
+    try:
+        return call(argument)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  raised in the run whose task it was
+        return error
 
 
 def _batched(workload: Workload) -> BatchedWorkload | None:

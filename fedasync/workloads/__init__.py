@@ -2,12 +2,13 @@
 
 from fedasync.workloads.classification import Classification
 from fedasync.workloads.digits import Digits
+from fedasync.workloads.optimizer import LocalTraining
 from fedasync.workloads.partition import Dirichlet, Iid, LabelShards, Partition
-from fedasync.workloads.protocol import Task, Workload
+from fedasync.workloads.protocol import BatchedWorkload, Task, Workload
 from fedasync.workloads.quadratic import Quadratic
-from fedasync.workloads.training import LocalTraining
 
 __all__ = [
+    "BatchedWorkload",
     "Classification",
     "Digits",
     "Dirichlet",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +12,21 @@ from numpy.typing import NDArray
 
 from fedasync.aggregation.model import Contribution, Model
 from fedasync.core.bounds import check_client
-from fedasync.workloads.protocol import Task
-from fedasync.workloads.training import LocalTraining, ModuleTrainer, module_state
+from fedasync.workloads.optimizer import LocalTraining, training_device
+from fedasync.workloads.protocol import Task, Workload
+from fedasync.workloads.training import ModuleTrainer, module_state
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from fedasync.workloads.batched import BatchedTrainer, Dealt
+
 EVALUATION_BATCH = 1024
 
 
 class Classification:
-    """A ``Workload``: cross-entropy on labelled samples, ``accuracy`` and ``loss`` on a test set.
+    """A ``BatchedWorkload``: cross-entropy on labelled samples, ``accuracy`` and ``loss`` on a test set.
 
     Parameters
     ----------
@@ -71,7 +76,9 @@ class Classification:
         self._partition = rows_of
         self._module = module
         self._trainer: ModuleTrainer | None = None
-        self._gathered: dict[int | None, tuple[Tensor, Tensor]] = {}
+        self._batched: BatchedTrainer | str | None = None
+        self._dealt: Dealt | None = None
+        self._tested: tuple[Tensor, Tensor] | None = None
 
     def client_samples(self) -> Sequence[int]:
         return [len(rows) for rows in self._partition]
@@ -83,7 +90,41 @@ class Classification:
     def train(self, task: Task) -> Contribution:
         """See ``ModuleTrainer.train``."""
         check_client(task.client, len(self._partition))
-        return self._bound().train(task, self._data(task.client), self.local)
+        return self._bound().train(task, self._data().of(task.client), self.local)
+
+    @property
+    def batch_key(self) -> Hashable | None:
+        """Equal for workloads with the same module, local training and shape of samples."""
+        if self.not_batched is not None:
+            return None
+        features = self._data().tensors[0]
+        module = _identity(self._module)
+        return (type(self), module, self.local, self._bound().layout, features.shape[1:], features.dtype)
+
+    @property
+    def not_batched(self) -> str | None:
+        """Why tasks train one by one; found out by a trial of two clients at the first question."""
+        if self._batched is None:
+            self._batched = self._tried()
+        return self._batched if isinstance(self._batched, str) else None
+
+    def train_batch(self, work: Sequence[tuple[Workload, Task]], memory_bytes: int) -> Sequence[Contribution]:
+        """See ``BatchedTrainer.train``; one by one where ``not_batched`` says why."""
+        from fedasync.workloads.batched import Lane
+
+        key = self.batch_key
+        if isinstance(self._batched, str) or self._batched is None:
+            return [workload.train(task) for workload, task in work]
+        lanes = []
+        fits: dict[int, bool] = {id(self): True}
+        for workload, task in work:
+            if id(workload) not in fits:
+                fits[id(workload)] = isinstance(workload, Classification) and workload.batch_key == key
+            if not fits[id(workload)] or not isinstance(workload, Classification):
+                raise ValueError(f"{type(workload).__name__} has another batch_key than {type(self).__name__}")
+            check_client(task.client, len(workload._partition))
+            lanes.append(Lane(workload._data(), task))
+        return self._batched.train(lanes, memory_bytes)
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Share of test samples whose largest logit is their label's, and mean cross-entropy in nats."""
@@ -95,7 +136,7 @@ class Classification:
         trainer.module.eval()
         correct, loss = 0, 0.0
         with torch.no_grad():
-            batches = (torch.split(tensor, EVALUATION_BATCH) for tensor in self._data(None))
+            batches = (torch.split(tensor, EVALUATION_BATCH) for tensor in self._test_data())
             for x, y in zip(*batches, strict=True):
                 logits = trainer.module(x)
                 loss += cross_entropy(logits, y, reduction="sum").item()
@@ -105,7 +146,7 @@ class Classification:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made on demand: a copied trainer would have lost its shared storage."""
-        return {**self.__dict__, "_trainer": None, "_gathered": {}}
+        return {**self.__dict__, "_trainer": None, "_batched": None, "_dealt": None, "_tested": None}
 
     def _new_module(self, seed: int) -> Module:
         import torch
@@ -116,28 +157,66 @@ class Classification:
         return module
 
     def _bound(self) -> ModuleTrainer:
-        from torch.nn.functional import cross_entropy
-
         if self._trainer is None:
-            self._trainer = ModuleTrainer(self._new_module(0), lambda module, x, y: cross_entropy(module(x), y))
+            self._trainer = ModuleTrainer(self._new_module(0), _losses, training_device(self.local.device))
         return self._trainer
 
-    def _data(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Features and labels of a client, or of the test set for None: gathered once and kept."""
+    def _tried(self) -> BatchedTrainer | str:
+        from fedasync.workloads.batched import BatchedTrainer
+
+        if type(self).train is not Classification.train:
+            return f"{type(self).__name__} trains in its own way"
+        batched = BatchedTrainer(self._bound(), self.local, _lane_losses)
+        return batched.trial(self._data(), self.initial_model(0)) or batched
+
+    def _data(self) -> Dealt:
+        """The training samples, made into tensors once."""
+        from fedasync.workloads.batched import Dealt
+
+        if self._dealt is None:
+            self._dealt = Dealt.to_clients(self._tensors(*self._train), self._partition)
+        return self._dealt
+
+    def _test_data(self) -> tuple[Tensor, Tensor]:
+        if self._tested is None:
+            self._tested = self._tensors(*self._test)
+        return self._tested
+
+    def _tensors(self, features: NDArray[Any], labels: NDArray[Any]) -> tuple[Tensor, Tensor]:
         import torch
 
-        if client not in self._gathered:
-            if client is None:
-                features, labels = self._test
-            else:
-                rows = self._partition[client]
-                features, labels = self._train[0][rows], self._train[1][rows]
-            dtype = self._bound().dtype if np.issubdtype(features.dtype, np.floating) else torch.int64
-            self._gathered[client] = (
-                torch.as_tensor(features, dtype=dtype),
-                torch.as_tensor(labels, dtype=torch.int64),
-            )
-        return self._gathered[client]
+        trainer = self._bound()
+        dtype = trainer.dtype if np.issubdtype(features.dtype, np.floating) else torch.int64
+        return (
+            torch.as_tensor(features, dtype=dtype, device=trainer.device),
+            torch.as_tensor(labels, dtype=torch.int64, device=trainer.device),
+        )
+
+
+def _losses(module: Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each sample in nats."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(module(x), y, reduction="none")
+
+
+def _lane_losses(module: Module, x: Tensor, y: Tensor) -> Tensor:
+    """``_losses`` in half the operations: cross_entropy looks for an index to ignore, labels ≥ 0 need none."""
+    import torch
+
+    logits = module(x)
+    losses: Tensor = torch.logsumexp(logits, 1) - logits.gather(1, y[:, None]).squeeze(1)
+    return losses
+
+
+def _identity(made: Callable[[], Any]) -> Hashable:
+    """Equal for functions that do the same: a function defined again in a second call of its surroundings."""
+    if isinstance(made, partial):
+        return (_identity(made.func), made.args, tuple(sorted(made.keywords.items())))
+    if isinstance(made, FunctionType):
+        closure = tuple(cell.cell_contents for cell in made.__closure__ or ())
+        return (made.__code__, made.__defaults__, closure, id(made.__globals__))
+    return made
 
 
 def _check_samples(prefix: str, features: NDArray[Any], labels: NDArray[Any]) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedasync.core.bounds import check_integer
 from fedasync.workloads.classification import Classification
+from fedasync.workloads.optimizer import LocalTraining
 from fedasync.workloads.partition import Dirichlet, Partition
-from fedasync.workloads.training import LocalTraining
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -1,12 +1,15 @@
-"""What a workload is: the four functions that a runtime calls, and nothing else."""
+"""What a workload is: the four functions that a runtime calls, and the three of one that trains many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fedasync.aggregation.model import Contribution, Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Task:
     """Fixes everything random in the work (order of batches, dropout); 0 ≤ seed < 2^63."""
     proximal_mu: float = 0.0
     """Weight of FedProx's and FedAsync's term (mu/2)·‖x − w_base‖², added by the client (0: no term)."""
+    control: Tensor | None = None
+    """[T], the trainable parameters: added to every gradient (SCAFFOLD's c − c_i; None: nothing)."""
 
 
 class Workload(Protocol):
@@ -43,4 +48,34 @@ class Workload(Protocol):
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Metrics of a version, by name, on data that no client trains on."""
+        ...
+
+
+class BatchedWorkload(Workload, Protocol):
+    """A workload that can train many tasks in one call, from different versions and for different clients.
+
+    What a task brings from ``train_batch`` may depend on nothing but the task, to the last bit: neither on the tasks
+    beside it, nor on their order, nor on ``memory_bytes``. It equals what ``train`` brings up to rounding.
+    """
+
+    @property
+    def batch_key(self) -> Hashable | None:
+        """Workloads with equal keys can train in one call (the seeds of one study); None: one by one only.
+
+        Finding out may take a trial run, made at the first question.
+        """
+        ...
+
+    @property
+    def not_batched(self) -> str | None:
+        """Why ``batch_key`` is None, in one line; None if it is not."""
+        ...
+
+    def train_batch(self, work: Sequence[tuple[Workload, Task]], memory_bytes: int) -> Sequence[Contribution]:
+        """Train each task on its workload's clients; contributions in the order of ``work``, each in its own memory.
+
+        All workloads must have this one's ``batch_key``. ``memory_bytes`` bounds the working memory, as far as the
+        smallest batch allows. What a module raises propagates, and then nothing is returned: call again with each
+        task alone to learn whose it was.
+        """
         ...

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedasync.aggregation.model import Contribution, Model
 from fedasync.core.bounds import check_client, check_integer, check_real
-from fedasync.workloads.protocol import Task
+from fedasync.workloads.protocol import Task, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Quadratic:
-    """A ``Workload``: client i pulls the model towards its centre, x = c_i + ρ·(w − c_i) + d.
+    """A ``BatchedWorkload``: client i pulls the model towards its centre, x = c_i + ρ·(w − c_i) + d.
 
     That is local gradient flow on f_i(x) = ½‖x − c_i‖² for a time t with ρ = e^(−t) (ρ = 0: minimised exactly;
     ρ = 1: no pull at all), and a constant ``drift`` d, the bias of a client that stops elsewhere. A task with
     proximal weight μ flows for the same time on f_i(x) + (μ/2)‖x − w‖², whose minimum is
     m = (c_i + μ·w)/(1 + μ): x = m + ρ^(1+μ)·(w − m) + d. With μ = 0 that is the map above.
+
+    A task's ``control`` c, added to the gradient, moves the centre to c_i − c.
 
     With weights p_i a step of FedAvg takes w to c̄ + ρ·(w − c̄) + d, c̄ = Σ p_i·c_i: the distance to the fixed point
     c̄ + d/(1 − ρ) shrinks by ρ a round.
@@ -97,20 +102,71 @@ class Quadratic:
         """The map of the class docstring, in the dtype of the model."""
         import torch
 
-        check_client(task.client, len(self._samples))
-        w = task.model.values
+        self._check(task)
         centre = torch.from_numpy(self.centres[task.client])
-        if w.shape != centre.shape or w.dtype != centre.dtype:
+        if task.control is not None:
+            centre = centre - task.control
+        return Contribution(self._map(task.model.values, centre, task.proximal_mu), "parameters", self._count(task))
+
+    @property
+    def batch_key(self) -> Hashable | None:
+        """Equal for all quadratics with models of one length and dtype."""
+        return None if self.not_batched else (Quadratic, self.centres.shape[1], self.centres.dtype.str)
+
+    @property
+    def not_batched(self) -> str | None:
+        """None, except for a subclass with another ``train``."""
+        return None if type(self).train is Quadratic.train else f"{type(self).__name__} trains in its own way"
+
+    def train_batch(self, work: Sequence[tuple[Workload, Task]], memory_bytes: int) -> Sequence[Contribution]:
+        """``train`` of each, to the bit: the map is elementwise."""
+        import torch
+
+        groups: dict[Hashable, list[int]] = {}
+        for i, (workload, task) in enumerate(work):
+            if not isinstance(workload, Quadratic) or workload.batch_key != self.batch_key:
+                raise ValueError(f"{type(workload).__name__} has another batch_key than {type(self).__name__}")
+            if self.not_batched is None:
+                workload._check(task)
+            groups.setdefault((id(workload), task.proximal_mu, task.control is None), []).append(i)
+        if self.not_batched is not None:
+            return [workload.train(task) for workload, task in work]
+        at_most = max(1, memory_bytes // (6 * self.centres[0].nbytes))
+        results: dict[int, Contribution] = {}
+        for members in groups.values():
+            workload = work[members[0]][0]
+            assert isinstance(workload, Quadratic)
+            for start in range(0, len(members), at_most):
+                chunk = members[start : start + at_most]
+                tasks = [work[i][1] for i in chunk]
+                centres = torch.from_numpy(workload.centres[[task.client for task in tasks]])
+                if tasks[0].control is not None:
+                    centres = centres - torch.stack([task.control for task in tasks if task.control is not None])
+                x = workload._map(torch.stack([t.model.values for t in tasks]), centres, tasks[0].proximal_mu)
+                for i, task, row in zip(chunk, tasks, x.unbind(), strict=True):
+                    results[i] = Contribution(row.clone(), "parameters", workload._count(task))
+        return [results[i] for i in range(len(work))]
+
+    def _map(self, w: Tensor, centre: Tensor, mu: float) -> Tensor:
+        minimum, rho = centre, self.contraction
+        if mu:
+            minimum = (centre + mu * w) / (1 + mu)
+            rho = self.contraction ** (1 + mu)
+        return minimum + rho * (w - minimum) + self.drift
+
+    def _count(self, task: Task) -> int:
+        return self._samples[task.client]
+
+    def _check(self, task: Task) -> None:
+        import torch
+
+        check_client(task.client, len(self._samples))
+        w, expected = task.model.values, torch.from_numpy(self.centres[0])
+        if w.shape != expected.shape or w.dtype != expected.dtype:
             raise ValueError(
-                f"the model must be {centre.dtype} of shape {list(centre.shape)},"
+                f"the model must be {expected.dtype} of shape {list(expected.shape)},"
                 f" got {w.dtype} of shape {list(w.shape)}"
             )
-        minimum, rho = centre, self.contraction
-        if task.proximal_mu:
-            minimum = (centre + task.proximal_mu * w) / (1 + task.proximal_mu)
-            rho = self.contraction ** (1 + task.proximal_mu)
-        x = minimum + rho * (w - minimum) + self.drift
-        return Contribution(x, "parameters", self._samples[task.client])
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """``w``, the mean coordinate; ``distance`` and ``loss`` against the clients, each counted once.

@@ -1,43 +1,22 @@
-"""Local training: stochastic gradient descent of any torch module on one flat vector."""
+"""Local training of any torch module, one client at a time, on one flat vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.core.bounds import check_integer, check_real
+from fedasync.workloads.optimizer import LocalOptimizer, LocalTraining
+from fedasync.workloads.order import generator_seed, orders
 from fedasync.workloads.protocol import Task
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.nn import Module
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTraining:
-    """What a client does with its data: ``epochs`` passes of mini-batch SGD.
-
-    ``momentum`` (without dampening, velocity zero at the start of each task) and ``weight_decay`` (an L2 term in
-    the gradient of the trainable parameters) mean what they mean in ``torch.optim.SGD``.
-    """
-
-    epochs: int = 1
-    batch_size: int = 10
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("LocalTraining: epochs", self.epochs, 1)
-        check_integer("LocalTraining: batch_size", self.batch_size, 1)
-        check_real("LocalTraining: learning_rate", self.learning_rate, 0, above=True)
-        check_real("LocalTraining: momentum", self.momentum, 0, 1, below=True)
-        check_real("LocalTraining: weight_decay", self.weight_decay, 0)
 
 
 def module_state(module: Module) -> dict[str, Tensor]:
@@ -65,40 +44,45 @@ def module_state(module: Module) -> dict[str, Tensor]:
 
 
 class ModuleTrainer:
-    """A module bound to one flat vector, so that an SGD step is a few flat operations in place.
+    """A module bound to one flat vector, so that an optimiser's step is a few flat operations in place.
 
     Every parameter and floating buffer of the module is a view into one vector, every integer buffer into
-    another, every gradient into a third. ``loss(module, *batch)`` is the mean loss of a batch.
+    another, every gradient into a third. ``loss(module, *batch)`` returns the loss of each sample of a batch, [B];
+    their mean is what is descended.
 
-    The module is taken over: change neither its tensors' storage nor their ``grad`` from outside. Tensors live on
-    the CPU. One trainer serves one thread.
+    The module is taken over, to ``device``: change neither its tensors' storage nor their ``grad`` from outside.
+    One trainer serves one thread.
     """
 
-    def __init__(self, module: Module, loss: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, module: Module, loss: Callable[..., Tensor], device: torch.device | Literal["cpu"] = "cpu"
+    ) -> None:
         import torch
 
-        self.module = module
-        self._loss = loss
+        self.module = module.to(device)
+        self.loss = loss
+        self.device = torch.device(device)
         state = module_state(module)
         model = Model.from_tensors(state)
         self.layout = model.layout
+        self.trainable = [name for name, tensor in state.items() if tensor.requires_grad]
+        """Names of the trainable parameters, which come first in the layout."""
         self._values = model.values
         self._integers = model.integers
         for name, view in model.tensors().items():
             state[name].data = view
-        trainable = [tensor for tensor in state.values() if tensor.requires_grad]
-        sizes = [tensor.numel() for tensor in trainable]
-        self._gradient = torch.zeros(sum(sizes), dtype=self.dtype)
-        for parameter, gradient in zip(trainable, torch.split(self._gradient, sizes), strict=True):
-            parameter.grad = gradient.view(parameter.shape)
+        sizes = [state[name].numel() for name in self.trainable]
+        self._gradient = torch.zeros(sum(sizes), dtype=self.dtype, device=device)
+        for name, gradient in zip(self.trainable, torch.split(self._gradient, sizes), strict=True):
+            state[name].grad = gradient.view(state[name].shape)
         self._buffers = [(name, buffer) for name, buffer in module.named_buffers() if name in state]
 
     @property
     def dtype(self) -> torch.dtype:
         return self._values.dtype
 
-    def load(self, model: Model) -> None:
-        """Copy a version into the module. Raises ValueError if its layout or dtype is not the module's."""
+    def check(self, model: Model) -> None:
+        """Raise ValueError if a version's layout or dtype is not the module's."""
         if model.layout is not self.layout and model.layout != self.layout:
             raise ValueError(
                 f"the model's layout ({len(model.layout.entries)} tensors, {model.layout.parameters} parameters)"
@@ -107,10 +91,22 @@ class ModuleTrainer:
             )
         if model.values.dtype != self.dtype:
             raise ValueError(f"the model's values must be {self.dtype}, got {model.values.dtype}")
+        if self._integers is not None and model.integers is None:
+            raise ValueError(f"the model lacks the {len(self._integers)} integers of its layout")
+
+    def check_control(self, control: Tensor) -> None:
+        """Raise ValueError if a control variate is not a vector of the trainable parameters."""
+        if control.shape != self._gradient.shape or control.dtype != self.dtype:
+            raise ValueError(
+                f"task.control must be {self.dtype} of shape {list(self._gradient.shape)}, the trainable parameters,"
+                f" got {control.dtype} of shape {list(control.shape)}"
+            )
+
+    def load(self, model: Model) -> None:
+        """Copy a version into the module. Raises ValueError if it does not fit."""
+        self.check(model)
         self._values.copy_(model.values.detach())
-        if self._integers is not None:
-            if model.integers is None:
-                raise ValueError(f"the model lacks the {len(self._integers)} integers of its layout")
+        if self._integers is not None and model.integers is not None:
             self._integers.copy_(model.integers)
 
     def train(self, task: Task, data: Sequence[Tensor], local: LocalTraining) -> Contribution:
@@ -118,36 +114,32 @@ class ModuleTrainer:
 
         Each epoch passes over the samples in a new order; its last batch may be short. With μ = ``proximal_mu``
         > 0 the gradient of every batch gains μ(x − w_base), the term of FedProx (Li et al. 2020, "Federated
-        Optimization in Heterogeneous Networks", section 3.2). The order and torch's own generator (dropout) start
-        from ``task.seed``; the global generators are left as they were found.
+        Optimization in Heterogeneous Networks", section 3.2), and with ``control`` that vector. The order and
+        torch's own generators (dropout) start from ``task.seed``; the global ones are left as they were found.
 
-        Returns all parameters and buffers after training, in fresh memory. What the module raises propagates.
+        Returns all parameters and buffers after training, in fresh memory on the CPU. What the module raises
+        propagates; ValueError if the loss is not one number per sample.
         """
-        import torch
-
         self.load(task.model)
-        # Torch's CPU generator keeps 32 bits of its seed; numpy's mixes all of task.seed.
-        rng = np.random.default_rng(task.seed)
-        trainable = len(self._gradient)
-        step = _sgd(
-            self._values[:trainable],
-            self._gradient,
-            local,
-            base=task.model.values.detach()[:trainable],
-            proximal_mu=task.proximal_mu,
-        )
+        x = self._values[: len(self._gradient)]
+        control = []
+        if task.control is not None:
+            self.check_control(task.control)
+            control.append(task.control.detach().to(self.device))
+        base = [x.clone()] if task.proximal_mu else []
+        optimizer = LocalOptimizer.fresh(local, [x], control, task.proximal_mu, base)
         if not self.module.training:
             self.module.train()
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(int(rng.integers(2**63)))
-            for _ in range(local.epochs):
-                for batch in _batches(data, local.batch_size, rng):
-                    self._gradient.zero_()
-                    self._loss(self.module, *batch).backward()  # type: ignore[no-untyped-call]
-                    step()
+        with _seeded(generator_seed(task.seed), self.device):
+            for batch in _batches(data, local, task.seed):
+                self._gradient.zero_()
+                losses = self.loss(self.module, *batch)
+                check_losses(losses, len(batch[0]))
+                losses.mean().backward()  # type: ignore[no-untyped-call]
+                optimizer.step([self._gradient])
         self._check_buffers()
-        integers = None if self._integers is None else self._integers.clone()
-        return Contribution(self._values.clone(), "parameters", len(data[0]), integers)
+        integers = None if self._integers is None else self._integers.to("cpu", copy=True)
+        return Contribution(self._values.to("cpu", copy=True), "parameters", len(data[0]), integers)
 
     def _check_buffers(self) -> None:
         if not self._buffers:
@@ -161,31 +153,38 @@ class ModuleTrainer:
                 )
 
 
-def _batches(data: Sequence[Tensor], size: int, rng: np.random.Generator) -> Iterable[Sequence[Tensor]]:
-    """One epoch in a new order; a batch of everything needs none."""
+def check_losses(losses: Tensor, samples: int) -> None:
+    """Raise ValueError unless ``losses`` is one number for each sample of a batch."""
+    if tuple(losses.shape) != (samples,):
+        raise ValueError(
+            f"the loss must be one number per sample, shape [{samples}], got {list(losses.shape)}:"
+            " leave it unreduced (reduction='none')"
+        )
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's generators of the CPU and of ``device`` started from ``seed``, and put back afterwards."""
     import torch
 
-    if len(data[0]) <= size:
-        return (data,)
-    order = torch.from_numpy(rng.permutation(len(data[0])))
-    return zip(*(torch.split(tensor[order], size) for tensor in data), strict=True)
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else ()):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
-def _sgd(x: Tensor, gradient: Tensor, local: LocalTraining, base: Tensor, proximal_mu: float) -> Callable[[], None]:
-    """One step of SGD on ``x`` [T], in place, from ``gradient`` [T], which it overwrites."""
+def _batches(data: Sequence[Tensor], local: LocalTraining, seed: int) -> Iterator[Sequence[Tensor]]:
+    """The batches of all epochs, each epoch in a new order; a batch of everything needs none."""
     import torch
 
-    scratch = torch.empty_like(x) if proximal_mu else x
-    velocity = torch.zeros_like(x) if local.momentum else gradient
-
-    def step() -> None:
-        if proximal_mu:
-            torch.sub(x, base, out=scratch)
-            gradient.add_(scratch, alpha=proximal_mu)
-        if local.weight_decay:
-            gradient.add_(x, alpha=local.weight_decay)
-        if local.momentum:
-            velocity.mul_(local.momentum).add_(gradient)
-        x.add_(velocity, alpha=-local.learning_rate)
-
-    return step
+    samples = len(data[0])
+    if samples <= local.batch_size:
+        for _ in range(local.epochs):
+            yield data
+        return
+    order = orders(np.array([seed], dtype=np.uint64), local.epochs, np.array([samples]))[0]
+    for rows in torch.from_numpy(order).to(data[0].device):
+        yield from zip(*(torch.split(tensor[rows], local.batch_size) for tensor in data), strict=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedasync.aggregation.model import Model
-from fedasync.workloads import Classification, Task, Workload
+from fedasync.aggregation.model import Contribution, Model
+from fedasync.workloads import BatchedWorkload, Classification, LocalTraining, Task
 
 
 def linear(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -38,7 +38,7 @@ def workload(**changed: Any) -> Classification:
 
 
 def test_it_is_a_workload() -> None:
-    subject: Workload = workload()
+    subject: BatchedWorkload = workload()
     assert list(subject.client_samples()) == [5, 25]
     assert subject.train(Task(1, subject.initial_model(0), 0)).samples == 25
 
@@ -135,3 +135,82 @@ def test_an_unknown_client_is_refused(client: int) -> None:
     subject = workload()
     with pytest.raises(ValueError, match=f"client must be between 0 and 1, got {client}"):
         subject.train(Task(client, subject.initial_model(0), 0))
+
+
+def test_a_batch_is_what_the_tasks_bring_alone_over_several_workloads() -> None:
+    one, other = workload(), workload(partition=[np.arange(20), np.arange(20, 27), np.arange(27, 30)])
+    assert one.not_batched is None
+    assert one.batch_key == other.batch_key
+    models = [one.initial_model(seed) for seed in range(3)]
+    work = [(one, Task(0, models[0], 5)), (other, Task(2, models[1], 6)), (one, Task(1, models[2], 7, 0.1))]
+    work += [(other, Task(client, models[client], 8 + client)) for client in range(3)]
+    found = one.train_batch(work, 2**30)
+    for (owner, task), each in zip(work, found, strict=True):
+        assert each.samples == owner.client_samples()[task.client]
+        torch.testing.assert_close(each.values, owner.train(task).values, rtol=1e-5, atol=1e-7)
+        # Whoever is asked, and whatever is beside it.
+        assert torch.equal(other.train_batch([(owner, task)], 0)[0].values, each.values)
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+def test_what_cannot_be_batched_trains_one_by_one() -> None:
+    subject = workload(module=dropping)
+    assert subject.batch_key is None
+    assert subject.not_batched is not None
+    assert "random" in subject.not_batched
+    task = Task(1, subject.initial_model(0), 3)
+    assert torch.equal(subject.train_batch([(subject, task)], 2**30)[0].values, subject.train(task).values)
+
+
+def test_a_subclass_that_trains_in_its_own_way_is_not_bypassed() -> None:
+    class Lazy(Classification):
+        def train(self, task: Task) -> Contribution:
+            return Contribution(task.model.values.clone(), "parameters", 1)
+
+    features, labels = arrays(30)
+    subject = Lazy(features, labels, features, labels, [np.arange(30)], linear)
+    assert subject.not_batched == "Lazy trains in its own way"
+    model = subject.initial_model(0)
+    assert torch.equal(subject.train_batch([(subject, Task(0, model, 1))], 2**30)[0].values, model.values)
+
+
+def test_the_key_tells_modules_and_settings_apart() -> None:
+    def made(outputs: int) -> Classification:
+        return workload(module=lambda: nn.Linear(4, outputs))
+
+    key = made(3).batch_key
+    assert key is not None
+    assert key == made(3).batch_key
+    hash(key)
+    others = [
+        made(4),
+        workload(),
+        workload(local=LocalTraining(epochs=2)),
+        workload(module=partial(linear, torch.float64)),
+    ]
+    assert len({key, *(each.batch_key for each in others)}) == 5
+    with pytest.raises(ValueError, match="Classification has another batch_key than Classification"):
+        made(3).train_batch([(made(4), Task(0, made(4).initial_model(0), 0))], 2**30)
+
+
+@pytest.mark.parametrize("client", [-1, 2])
+def test_an_unknown_client_is_refused_in_a_batch(client: int) -> None:
+    subject = workload()
+    with pytest.raises(ValueError, match=f"client must be between 0 and 1, got {client}"):
+        subject.train_batch([(subject, Task(client, subject.initial_model(0), 0))], 2**30)
+
+
+def test_the_loss_of_training_is_cross_entropy() -> None:
+    subject = workload()
+    model = subject.initial_model(0)
+    moved = subject.train(Task(0, model, 0)).values - model.values  # one batch of everything
+    weight, bias = (t.clone().requires_grad_() for t in model.tensors().values())
+    x = torch.tensor(subject._train[0][:5], dtype=torch.float32)
+    y = torch.tensor(subject._train[1][:5])
+    nn.functional.cross_entropy(nn.functional.linear(x, weight, bias), y).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert bias.grad is not None
+    torch.testing.assert_close(moved, -0.1 * torch.cat([weight.grad.flatten(), bias.grad]))

@@ -158,3 +158,35 @@ def test_a_foreign_model_or_client_is_refused() -> None:
         workload.train(Task(0, Quadratic(2, dimensions=3, dtype="float32").initial_model(0), 0))
     with pytest.raises(ValueError, match="client must be between 0 and 1, got -1"):
         workload.train(Task(-1, workload.initial_model(0), 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(
+    tasks=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 2), reals, st.sampled_from([0.0, 0.3, 2.0]), st.booleans()),
+        max_size=12,
+    ),
+    memory=st.sampled_from([0, 500, 2**30]),
+)
+def test_a_batch_is_to_the_bit_what_the_tasks_bring_alone(
+    dtype: Any, tasks: list[tuple[int, int, float, float, bool]], memory: int
+) -> None:
+    one = Quadratic(3, contraction=0.3, drift=0.1, dimensions=5, samples=(2, 3, 4), dtype=dtype)
+    other = Quadratic(4, contraction=0.7, dimensions=5, dtype=dtype, seed=1)
+    assert one.batch_key == other.batch_key != Quadratic(3, dimensions=4, dtype=dtype).batch_key
+    control = torch.arange(5, dtype=at(one, 0.0).values.dtype)
+    work = [
+        ((one, other)[which], Task(client, at(one, w), 0, mu, control if controlled else None))
+        for which, client, w, mu, controlled in tasks
+    ]
+    for (owner, task), found in zip(work, one.train_batch(work, memory), strict=True):
+        alone = owner.train(task)
+        assert found.values.numpy().tobytes() == alone.values.numpy().tobytes()
+        assert found.samples == alone.samples
+        assert found.values.untyped_storage().nbytes() == found.values.nbytes
+
+
+def test_a_control_variate_moves_the_centre() -> None:
+    workload = Quadratic(1, (2.0,), contraction=0.0)
+    task = Task(0, at(workload, 9.0), 0, control=torch.tensor([0.5], dtype=torch.float64))
+    assert workload.train(task).values.tolist() == [1.5]

@@ -1,6 +1,7 @@
-"""The flat trainer against torch.optim.SGD, step for step, and what it must never touch."""
+"""The flat trainer against torch.optim, step for step, and what it must never touch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from fedasync.aggregation.model import Contribution, Model
 from fedasync.workloads import LocalTraining, Task
+from fedasync.workloads.optimizer import training_device
+from fedasync.workloads.order import generator_seed, orders
 from fedasync.workloads.training import ModuleTrainer, module_state
 
 
@@ -19,7 +22,8 @@ def mlp() -> nn.Module:
 
 
 def batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    # Before a normalisation a bias has no gradient but rounding, which Adam would take for one.
+    return nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
 def dropout() -> nn.Module:
@@ -27,7 +31,7 @@ def dropout() -> nn.Module:
 
 
 def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(module(x), y)
+    return nn.functional.cross_entropy(module(x), y, reduction="none")
 
 
 def built(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -48,22 +52,28 @@ def base(module: nn.Module) -> Model:
 def reference(
     module: nn.Module, data: tuple[Tensor, Tensor], local: LocalTraining, seed: int, mu: float
 ) -> dict[str, Tensor]:
-    """The same training with torch.optim.SGD and the proximal term written into the loss."""
+    """The same training with torch.optim and the proximal term written into the loss."""
     x, y = data
     start = [p.detach().clone() for p in module.parameters()]
-    optimiser = torch.optim.SGD(
-        module.parameters(), local.learning_rate, local.momentum, weight_decay=local.weight_decay
-    )
-    rng = np.random.default_rng(seed)
+    optimiser: torch.optim.Optimizer
+    if local.optimizer == "adam":
+        optimiser = torch.optim.Adam(
+            module.parameters(), local.learning_rate, local.betas, local.epsilon, local.weight_decay
+        )
+    else:
+        optimiser = torch.optim.SGD(
+            module.parameters(), local.learning_rate, local.momentum, weight_decay=local.weight_decay
+        )
+    order = torch.from_numpy(orders(np.array([seed], dtype=np.uint64), local.epochs, np.array([len(x)]))[0])
+    if len(x) <= local.batch_size:
+        order = torch.arange(len(x)).expand(local.epochs, -1)  # everything needs no order
     with torch.random.fork_rng():
-        torch.manual_seed(int(rng.integers(2**63)))
-        for _ in range(local.epochs):
-            everything = len(x) <= local.batch_size  # needs no order
-            order = torch.arange(len(x)) if everything else torch.from_numpy(rng.permutation(len(x)))
+        torch.manual_seed(generator_seed(seed))
+        for epoch in range(local.epochs):
             for i in range(0, len(x), local.batch_size):
-                rows = order[i : i + local.batch_size]
+                rows = order[epoch, i : i + local.batch_size]
                 optimiser.zero_grad()
-                value = loss(module, x[rows], y[rows])
+                value = loss(module, x[rows], y[rows]).mean()
                 if mu:
                     pairs = zip(module.parameters(), start, strict=True)
                     value = value + mu / 2 * torch.stack([((p - s) ** 2).sum() for p, s in pairs]).sum()
@@ -98,11 +108,21 @@ def trained(
         learning_rate=st.sampled_from([0.01, 0.3]),
         momentum=st.sampled_from([0.0, 0.9]),
         weight_decay=st.sampled_from([0.0, 0.05]),
+    )
+    | st.builds(
+        LocalTraining,
+        epochs=st.integers(1, 3),
+        batch_size=st.just(4),
+        learning_rate=st.just(0.01),
+        weight_decay=st.sampled_from([0.0, 0.05]),
+        optimizer=st.just("adam"),
+        betas=st.sampled_from([(0.9, 0.999), (0.5, 0.6), (0.0, 0.9)]),
+        epsilon=st.sampled_from([1e-8, 1e-3]),
     ),
     seed=st.integers(0, 2**63 - 1),
     mu=st.sampled_from([0.0, 0.1, 1.0]),
 )
-def test_training_is_that_of_torch_sgd(
+def test_training_is_that_of_torch_optim(
     make: Callable[[], nn.Module], count: int, local: LocalTraining, seed: int, mu: float
 ) -> None:
     data = samples(count, torch.float64)
@@ -245,6 +265,38 @@ def test_after_an_exception_the_next_task_is_unharmed() -> None:
     assert torch.equal(run(trainer, model, 1).values, expected.values)
 
 
+def test_a_control_variate_is_added_to_every_gradient() -> None:
+    model = base(built(mlp))
+    data, local = samples(4), LocalTraining(batch_size=4, learning_rate=0.5)
+    trainer = ModuleTrainer(built(mlp), loss)
+    control = torch.randn(len(model.values), generator=torch.Generator().manual_seed(2))
+    with_it = trainer.train(Task(0, model, 1, control=control), data, local)
+    without = trainer.train(Task(0, model, 1), data, local)
+    torch.testing.assert_close(with_it.values, without.values - 0.5 * control)
+    with pytest.raises(ValueError, match=r"task\.control must be torch\.float32 of shape \[\d+\].*got .* \[3\]"):
+        trainer.train(Task(0, model, 1, control=control[:3]), data, local)
+
+
+def test_a_loss_that_is_reduced_is_refused_by_name() -> None:
+    trainer = ModuleTrainer(built(mlp), lambda module, x, y: loss(module, x, y).mean())
+    with pytest.raises(ValueError, match=r"one number per sample, shape \[4\], got \[\]: leave it unreduced"):
+        trainer.train(Task(0, base(built(mlp)), 1), samples(4), LocalTraining())
+
+
+def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert training_device("auto") == training_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert training_device("auto") == torch.device("cuda")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "cuda:77"])
+def test_a_device_that_is_not_here_is_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^LocalTraining: device '{name}' cannot be used here") as info:
+        training_device(name)
+    assert "\n" not in str(info.value)
+
+
 def test_a_loss_that_is_not_finite_is_passed_on() -> None:
     model = base(built(mlp))
     x, y = samples(12)
@@ -305,9 +357,17 @@ def test_modules_that_cannot_be_a_flat_model_are_refused() -> None:
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number > 0, got nan"),
         ({"momentum": 1.0}, r"momentum must be a finite number ≥ 0 and < 1, got 1\.0"),
         ({"weight_decay": -0.1}, r"weight_decay must be a finite number ≥ 0, got -0\.1"),
+        ({"optimizer": "rmsprop"}, "optimizer must be 'sgd' or 'adam', got 'rmsprop'"),
+        ({"betas": (0.9, 1.0)}, r"betas\[1\] must be a finite number ≥ 0 and < 1, got 1\.0"),
+        ({"betas": (0.9,)}, r"betas must be two numbers, got \(0\.9,\)"),
+        ({"epsilon": 0.0}, r"epsilon must be a finite number > 0, got 0\.0"),
+        (
+            {"optimizer": "adam", "momentum": 0.9},
+            r"momentum is SGD's and must be 0 with optimizer 'adam', got 0\.9",
+        ),
         ({"weight_decay": "a"}, "weight_decay must be a finite number ≥ 0, got 'a'"),
     ],
 )
-def test_settings_out_of_range_are_named(settings_: dict[str, float], message: str) -> None:
+def test_settings_out_of_range_are_named(settings_: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^LocalTraining: {message}$"):
-        LocalTraining(**settings_)  # type: ignore[arg-type]
+        LocalTraining(**settings_)
