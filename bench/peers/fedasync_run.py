@@ -9,12 +9,12 @@ from protocol import (
     BATCH_SIZE,
     CLIENTS,
     COHORT,
-    EPOCHS,
     HIDDEN,
     LAWS,
     LEARNING_RATE,
     MEAN_S,
     NEAR_CONSTANT_SIGMA,
+    STEPS,
     UPDATES,
     mark,
 )
@@ -24,7 +24,7 @@ from fedasync.workloads import Digits, Iid, LocalTraining
 
 
 def learn(strategy: fa.Strategy, population: fa.Population) -> None:
-    local = LocalTraining(EPOCHS, BATCH_SIZE, LEARNING_RATE)
+    local = LocalTraining(steps=STEPS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     workload = Digits(CLIENTS, Iid(), hidden=HIDDEN, local=local)
     fa.simulate(strategy, population, workload, updates=COHORT)
     mark("start")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import w1
-from protocol import BATCH_SIZE, COHORT, EPOCHS, LAWS, LEARNING_RATE, MEAN_S, NEAR_CONSTANT_SIGMA, ROUNDS, mark
+from protocol import BATCH_SIZE, COHORT, LAWS, LEARNING_RATE, MEAN_S, NEAR_CONSTANT_SIGMA, ROUNDS, STEPS, mark
 
 CONFIG = """
 import torch, w1
@@ -84,7 +84,7 @@ def run(asynchronous: bool, law: str) -> None:
     flgo.gen_task({"benchmark": {"name": "digits"}, "partitioner": Given()}, task_path="task")
     settings = {
         "num_rounds": ROUNDS + 1,  # the first belongs to the start-up
-        "num_epochs": EPOCHS,
+        "num_steps": STEPS,
         "batch_size": BATCH_SIZE,
         "learning_rate": LEARNING_RATE,
         "proportion": COHORT / w1.CLIENTS,

@@ -14,7 +14,7 @@ from typing import Any
 
 CLIENTS, COHORT, ROUNDS, TEST_SAMPLES = 100, 10, 100, 297
 UPDATES = COHORT * ROUNDS
-EPOCHS, BATCH_SIZE, LEARNING_RATE, HIDDEN = 3, 10, 0.1, 64
+STEPS, BATCH_SIZE, LEARNING_RATE, HIDDEN = 5, 10, 0.1, 32
 MEAN_S, NEAR_CONSTANT_SIGMA = 100.0, 0.03
 """Durations of local work: mean, and the sigma of the lognormal law that hardly varies; the other is exponential."""
 LAWS = ("near-constant", "exponential")

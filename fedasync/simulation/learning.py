@@ -49,6 +49,7 @@ class Learner:
         self.server = Server(strategy.update, model)
         batched = settings is None or settings.training == "batched"
         self.batched: BatchedWorkload | None = _batched(workload) if batched else None
+        self.batch_key: object = id(self) if self.batched is None else self.batched.batch_key
         self.not_batched: str | None = None
         """Why results are computed one by one, where that was not asked for."""
         if batched and self.batched is None:
@@ -112,7 +113,7 @@ class Learner:
         """Make the next version. Raises WorkloadError when the workload wrote where it must not any more."""
         self._served(self.server.apply, step)
 
-    def _served(self, call: Callable[..., Any], *arguments: object) -> Any:
+    def _served(self, call: Callable[..., Defect | None], *arguments: Any) -> Defect | None:
         try:
             return call(*arguments)
         except OverwrittenError as error:
@@ -134,8 +135,7 @@ def compute_together(runs: Iterable[tuple[Learner, float]]) -> None:
     """
     groups: dict[object, list[tuple[Learner, int, Task]]] = {}
     for learner, useful in runs:
-        key = id(learner) if learner.batched is None else learner.batched.batch_key
-        work = groups.setdefault(key, [])
+        work = groups.setdefault(learner.batch_key, [])
         work.extend((learner, lease_id, learner.task(lease_id)) for lease_id in learner.wanted(useful))
     for work in groups.values():
         bases = {id(task.model): task.model for _, _, task in work}

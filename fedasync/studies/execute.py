@@ -23,7 +23,7 @@ from fedasync.workloads.protocol import Workload
 
 Backend = Literal["local", "ray"]
 
-MOST_TOGETHER = 8
+MOST_TOGETHER = 10
 """Runs that advance side by side: enough to fill batches, few enough to keep all processes at work."""
 
 

@@ -23,7 +23,7 @@ from fedasync.aggregation.model import Contribution, Model
 from fedasync.workloads.lanes import lane_count, most_lanes, observe
 from fedasync.workloads.optimizer import LocalOptimizer, LocalTraining
 from fedasync.workloads.protocol import Task
-from fedasync.workloads.schedule import filled, padded_rows, schedule
+from fedasync.workloads.schedule import filled, padded_rows, schedule, steps_and_passes
 from fedasync.workloads.stacked import StackedGradient
 from fedasync.workloads.training import ModuleTrainer
 
@@ -100,7 +100,7 @@ class BatchedTrainer:
         small = Dealt.to_clients(data.tensors, kept)
         bases = [model, replace(model, values=model.values * 0.9)]
         lanes = [Lane(small, Task(i, base, seed=i)) for i, base in enumerate(bases)]
-        own, self._local = self._local, replace(self._local, epochs=1)
+        own, self._local = self._local, replace(self._local, epochs=1, steps=None)
         try:
             expected: list[Contribution] = []
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernel counts as random, with dropout or without
@@ -163,7 +163,8 @@ class BatchedTrainer:
         state = self._trainer.layout.parameters * self._trainer.dtype.itemsize
         copies = 5 + bool(lane.task.proximal_mu) + bool(self._local.momentum) + 2 * (self._local.optimizer == "adam")
         needed = copies * state + self._gradient.traits(rows, lane.data.tensors).lane_bytes
-        needed += rows * _sample_bytes(lane.data) + SCHEDULE_BYTES * self._local.epochs * count
+        passes = int(steps_and_passes(np.array([count]), self._local)[1][0])
+        needed += rows * _sample_bytes(lane.data) + SCHEDULE_BYTES * passes * count
         # A quarter is left for samples gathered ahead.
         return most_lanes(3 * memory_bytes // (4 * needed), self._quantum(lane.data, count))
 
@@ -173,7 +174,7 @@ class BatchedTrainer:
         rows = self._row_counts(int(counts[0]))[0]
         quantum = self._quantum(data, int(counts[0]))
         width = lane_count(len(lanes), quantum)
-        plan = schedule([t.seed for t in tasks], counts, local.batch_size, local.epochs, rows, self._padded)
+        plan = schedule([t.seed for t in tasks], counts, local, rows, self._padded)
         stack = self._stack([t.model for t in tasks], width)
         x = [t[: len(lanes)] for t in stack[: self._trainable]]
         base = [t.clone() for t in x] if tasks[0].proximal_mu else []

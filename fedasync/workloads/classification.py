@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 1024
 
+MOST_TRIED = 4
+_TRIED: dict[Hashable, BatchedTrainer | str] = {}
+"""What was found out about the last few kinds of workload, by batch key: the seeds of a study share a trainer, and the
+passes that it has recorded."""
+
 
 class Classification:
     """A ``BatchedWorkload``: cross-entropy on labelled samples, ``accuracy`` and ``loss`` on a test set.
@@ -95,11 +100,7 @@ class Classification:
     @property
     def batch_key(self) -> Hashable | None:
         """Equal for workloads with the same module, local training and shape of samples."""
-        if self.not_batched is not None:
-            return None
-        features = self._data().tensors[0]
-        module = _identity(self._module)
-        return (type(self), module, self.local, self._bound().layout, features.shape[1:], features.dtype)
+        return self._key() if self.not_batched is None else None
 
     @property
     def not_batched(self) -> str | None:
@@ -161,13 +162,29 @@ class Classification:
             self._trainer = ModuleTrainer(self._new_module(0), _losses, training_device(self.local.device))
         return self._trainer
 
+    def _key(self) -> Hashable:
+        features = self._data().tensors[0]
+        made = (type(self), _identity(self._module), self.local)
+        key = (*made, self._bound().layout, features.shape[1:], features.dtype)
+        try:
+            hash(key)
+        except TypeError:  # the module is made from something that cannot be compared
+            return id(self)
+        return key
+
     def _tried(self) -> BatchedTrainer | str:
         from fedasync.workloads.batched import BatchedTrainer
 
         if type(self).train is not Classification.train:
             return f"{type(self).__name__} trains in its own way"
-        batched = BatchedTrainer(self._bound(), self.local, _lane_losses)
-        return batched.trial(self._data(), self.initial_model(0)) or batched
+        key = self._key()
+        if key not in _TRIED:
+            batched = BatchedTrainer(self._bound(), self.local, _lane_losses)
+            found = batched.trial(self._data(), self.initial_model(0)) or batched
+            if len(_TRIED) == MOST_TRIED:
+                del _TRIED[next(iter(_TRIED))]
+            _TRIED[key] = found
+        return _TRIED[key]
 
     def _data(self) -> Dealt:
         """The training samples, made into tensors once."""

@@ -92,7 +92,9 @@ def observe(run: Callable[[], Any]) -> Traits:
     )
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation below autograd and vmap."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
@@ -101,7 +103,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # or every process pays 1.2 s for importing a compiler that is not used here
 
 
-class _Observer(_Mode):  # type: ignore[no-untyped-call]
+class _Observer(Mode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.bytes = self.operations = 0
@@ -179,7 +181,7 @@ def _quantum(operands: Sequence[Tensor], shape: torch.Size) -> int:
     return VECTOR // gcd(run // OBSERVED_LANES, VECTOR) if run % OBSERVED_LANES == 0 else 1
 
 
-class Aligned(_Mode):  # type: ignore[no-untyped-call]
+class Aligned(Mode):  # type: ignore[no-untyped-call]
     """Runs products on matrices that begin on a boundary, and normalisation with a row for each channel."""
 
     def __torch_dispatch__(

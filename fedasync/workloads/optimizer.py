@@ -21,6 +21,7 @@ Optimizer = Literal["sgd", "adam"]
 class LocalTraining:
     """What a client does with its data: ``epochs`` passes over it in mini-batches.
 
+    With ``steps`` it makes that many optimiser steps instead, beginning a new pass whenever one ends.
     ``optimizer``, ``momentum`` (of SGD, without dampening), ``weight_decay`` (an L2 term in the gradient of the
     trainable parameters), ``betas`` and ``epsilon`` (of Adam) mean what they mean in ``torch.optim.SGD`` and
     ``torch.optim.Adam``; the optimiser's state is fresh at the start of each task. ``device`` is where training
@@ -36,10 +37,13 @@ class LocalTraining:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     device: str = "auto"
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("LocalTraining: epochs", self.epochs, 1)
         check_integer("LocalTraining: batch_size", self.batch_size, 1)
+        if self.steps is not None:
+            check_integer("LocalTraining: steps", self.steps, 1)
         check_real("LocalTraining: learning_rate", self.learning_rate, 0, above=True)
         check_real("LocalTraining: momentum", self.momentum, 0, 1, below=True)
         check_real("LocalTraining: weight_decay", self.weight_decay, 0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedasync.workloads.optimizer import LocalTraining
 from fedasync.workloads.order import orders
 
 
@@ -26,9 +27,11 @@ class Schedule:
     """Leading rows that hold the batch, for each step."""
 
 
-def steps(counts: NDArray[np.int64], batch_size: int, epochs: int) -> NDArray[np.int64]:
-    """Optimiser steps of clients with ``counts`` samples."""
-    return epochs * -(-counts // batch_size)
+def steps_and_passes(counts: NDArray[np.int64], local: LocalTraining) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Optimiser steps of clients with ``counts`` samples, and passes over the samples, the last maybe cut short."""
+    a_pass = -(-counts // local.batch_size)
+    steps = np.full_like(counts, local.steps) if local.steps is not None else local.epochs * a_pass
+    return steps, -(-steps // a_pass)
 
 
 def padded_rows(samples: int, batch_size: int) -> int:
@@ -40,7 +43,7 @@ def padded_rows(samples: int, batch_size: int) -> int:
 
 
 def schedule(
-    seeds: Sequence[int], counts: NDArray[np.int64], batch_size: int, epochs: int, rows: int, padded: bool
+    seeds: Sequence[int], counts: NDArray[np.int64], local: LocalTraining, rows: int, padded: bool
 ) -> Schedule:
     """The schedule of lanes with ``seeds`` and ``counts`` [lanes], the counts descending.
 
@@ -48,15 +51,17 @@ def schedule(
     it as it lies. With ``padded`` every batch has ``rows`` rows, short ones are filled up with their first sample.
     Without, all counts must be equal, and short batches are short.
     """
+    batch_size = local.batch_size
     everything = bool(counts[0] <= batch_size)
     an_epoch = -(-counts // batch_size)
-    total = steps(counts, batch_size, epochs)
+    total, passes = steps_and_passes(counts, local)
     t = np.arange(1 if everything else total[0])
     start = t % an_epoch[:, None] * batch_size
     place = start[:, :, None] + np.arange(rows)
     real = place < counts[:, None, None]
     place = np.where(real, place, start[:, :, None])
     if not everything:
+        epochs = int(passes.max())
         order = orders(np.array(seeds, dtype=np.uint64), epochs, counts)
         order[counts <= batch_size] = np.arange(order.shape[2])
         epoch = np.minimum(t // an_epoch[:, None], epochs - 1)
@@ -66,7 +71,7 @@ def schedule(
         place.transpose(1, 0, 2),
         weights.transpose(1, 0, 2),
         np.searchsorted(-total, -np.arange(total[0]), side="left").tolist(),
-        [rows] * int(total[0]) if padded else (real[0].sum(axis=1).tolist() * (epochs if everything else 1)),
+        [rows] * int(total[0]) if padded else (real[0].sum(axis=1).tolist() * (int(total[0]) if everything else 1)),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -17,10 +16,8 @@ from fedasync.workloads.lanes import OBSERVED_LANES, Aligned, Traits, observe
 from fedasync.workloads.recording import Function, record
 from fedasync.workloads.training import check_losses
 
-RECORD_AFTER = 150
+RECORD_AFTER = 8
 """Passes of one shape after which it is recorded: recording costs about as much as it saves in that many."""
-FIRST_RECORD_AFTER = 3000
-"""Passes of any shape before the first recording in a process, for which torch imports its compiler (1.2 s)."""
 RECORD_OPERATIONS = 3000
 """A longer pass is never recorded: that would take seconds."""
 
@@ -48,7 +45,6 @@ class StackedGradient:
         # oneDNN's LSTM has no batching rule: torch would loop over the lanes.
         self._without_onednn = any(isinstance(each, LSTM) for each in module.modules())
         self._traits: dict[Hashable, Traits] = {}
-        self._total = 0
         self._passes: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, Function | None] = {}
 
@@ -82,10 +78,8 @@ class StackedGradient:
         recorded = self._recorded.get(key)
         if recorded is not None:
             return recorded(*inputs)
-        self._total += 1
         passes = self._passes[key] = self._passes.get(key, 0) + 1
-        paid = passes >= RECORD_AFTER and (self._total >= FIRST_RECORD_AFTER or "torch._dynamo" in sys.modules)
-        if paid and key not in self._recorded and traits.operations <= RECORD_OPERATIONS:
+        if passes >= RECORD_AFTER and key not in self._recorded and traits.operations <= RECORD_OPERATIONS:
             self._recorded[key] = record(run, inputs)
         return run(*inputs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedasync.aggregation.model import Contribution, Model
 from fedasync.workloads.optimizer import LocalOptimizer, LocalTraining
 from fedasync.workloads.order import generator_seed, orders
 from fedasync.workloads.protocol import Task
+from fedasync.workloads.schedule import steps_and_passes
 
 if TYPE_CHECKING:
     import torch
@@ -177,14 +179,14 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _batches(data: Sequence[Tensor], local: LocalTraining, seed: int) -> Iterator[Sequence[Tensor]]:
-    """The batches of all epochs, each epoch in a new order; a batch of everything needs none."""
+    """The batches of all passes, each pass in a new order; a batch of everything needs none."""
     import torch
 
-    samples = len(data[0])
-    if samples <= local.batch_size:
-        for _ in range(local.epochs):
-            yield data
+    samples = np.array([len(data[0])])
+    ((steps,), (passes,)) = steps_and_passes(samples, local)
+    if samples[0] <= local.batch_size:
+        yield from repeat(data, int(steps))
         return
-    order = orders(np.array([seed], dtype=np.uint64), local.epochs, np.array([samples]))[0]
-    for rows in torch.from_numpy(order).to(data[0].device):
-        yield from zip(*(torch.split(tensor[rows], local.batch_size) for tensor in data), strict=True)
+    order = torch.from_numpy(orders(np.array([seed], dtype=np.uint64), int(passes), samples)[0]).to(data[0].device)
+    batches = (zip(*(torch.split(tensor[rows], local.batch_size) for tensor in data), strict=True) for rows in order)
+    yield from islice(chain.from_iterable(batches), int(steps))

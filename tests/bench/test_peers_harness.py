@@ -110,7 +110,7 @@ def test_every_system_gets_the_data_the_split_and_the_weights_that_ours_has(monk
     import w1
 
     try:
-        workload = Digits(clients=100, partition=Iid(), hidden=64)
+        workload = Digits(clients=100, partition=Iid(), hidden=32)
         flat = torch.cat([p.detach().reshape(-1) for p in w1.module().parameters()])
         assert torch.equal(workload.initial_model(0).values, flat)
         assert workload.client_samples() == [15] * 100 == [len(w1.client(i)[0]) for i in range(100)]

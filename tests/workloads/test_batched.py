@@ -266,7 +266,6 @@ def test_a_recorded_pass_gives_the_same_bytes(name: str, monkeypatch: pytest.Mon
     lanes = subject.lanes(mu=0.2)
     expected = subject.batched.train(lanes, PLENTY)
     monkeypatch.setattr(stacked, "RECORD_AFTER", 1)
-    monkeypatch.setattr(stacked, "FIRST_RECORD_AFTER", 1)
     gradient = subject.batched._gradient
     for _ in range(2):
         again = subject.batched.train(lanes, PLENTY)
