@@ -76,6 +76,7 @@ class Case:
 
 NEAR, TAIL = "10 in flight, near-constant", "10 in flight, exponential"
 EXPONENTIAL = ("--law", "exponential")
+LARGE = ("100,000 in flight of 1,000,000", ("--in-flight", "100000", "--completions", "1000000"))
 CASES = (
     Case("bare torch", "W1-sync", "10 of 100", "bare_torch.py"),
     Case("fedasync", "W1-sync", "10 of 100", "fedasync_run.py", ("W1-sync",)),
@@ -100,6 +101,8 @@ CASES = (
     Case("bare SimPy", "W2", "1,000 in flight of 10,000", "bare_simpy.py"),
     Case("fedasync", "W2", "1,000 in flight of 10,000", "fedasync_run.py", ("W2",)),
     Case("appfl", "W2", "1,000 in flight of 10,000", "appfl_vsim.py", ("W2",)),
+    Case("bare SimPy", "W2", LARGE[0], "bare_simpy.py", LARGE[1]),
+    Case("fedasync", "W2", LARGE[0], "fedasync_run.py", ("W2", *LARGE[1], "--clients", "1000000")),
 )
 
 CANNOT = {
@@ -455,7 +458,8 @@ def markdown(lines: Sequence[Mapping[str, Any]], peers: Sequence[str], workloads
         if peer in peers and workload in workloads:
             rows.append([workload, "", versions(peer), *["—"] * 7])
             notes.append(f"{versions(peer)}, {workload}: {why}")
-    table = [HEAD, ["---"] * 3 + ["---:"] * 6 + ["---"], *sorted(rows, key=lambda row: workloads.index(row[0]))]
+    order = list(dict.fromkeys(case.workload for case in CASES))
+    table = [HEAD, ["---"] * 3 + ["---:"] * 6 + ["---"], *sorted(rows, key=lambda row: order.index(row[0]))]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in table), "", *(f"* {note}" for note in notes)])
 
 

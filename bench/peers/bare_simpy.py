@@ -30,8 +30,9 @@ def run(in_flight: int, completions: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--completions", type=int, default=100_000)
+    parser.add_argument("--in-flight", type=int, default=1_000)
     options = parser.parse_args()
     run(10, 10)
     mark("start")
-    run(1_000, options.completions)
+    run(options.in_flight, options.completions)
     mark("end", updates=options.completions)

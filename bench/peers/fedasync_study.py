@@ -23,7 +23,7 @@ def sim(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    sim("--seeds", "1", "--set", "run.updates=10")
+    sim("--seeds", "1", "--set", "run.updates=100")
     mark("start")
     sim()
     mark("end", updates=RUNS * UPDATES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from fedasync.runs.run import Run
 from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation.closed_forms import closed_forms
 from fedasync.simulation.evaluation import Evaluations
-from fedasync.simulation.federated import FederatedSimulation
+from fedasync.simulation.federated import FederatedSimulation, fewer_collections
 from fedasync.simulation.learning import Learner, compute_together
 from fedasync.simulation.population import Population
 from fedasync.simulation.refusals import check, realise
@@ -94,7 +93,7 @@ def simulate_together(requests: Sequence[RunRequest]) -> Iterator[tuple[int, Run
     When runs pause for results, these are computed in one call for all whose workloads can share it, which makes
     larger batches than any of them has by itself. A run's results do not depend on its company.
     """
-    with _fewer_collections(), _one_thread() if any(r.workload for r in requests) else nullcontext():
+    with fewer_collections(), _one_thread() if any(r.workload for r in requests) else nullcontext():
         together: dict[int, _Begun] = {}
         for place, request in enumerate(requests):
             try:
@@ -220,17 +219,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """A run makes millions of objects and no cycles: looking for some every 700 objects costs a fifth of its time."""
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def metric_table(evaluations: Evaluations) -> pl.DataFrame:
