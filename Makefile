@@ -44,10 +44,13 @@ lint: $(READY)
 bench: $(READY)
 ifeq ($(strip $(PEERS)),)
 	$(BIN)/python bench/event_loop.py $(ARGS)
+	$(BIN)/python bench/batch_sizes.py
+	$(BIN)/python bench/local_training.py
+	$(BIN)/python bench/arrays.py --quick
 else
 	@$(BIN)/python -c "import psutil" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt psutil
 	$(BIN)/python bench/peers.py $(PEERS) $(ARGS)
 endif
 
 clean:
-	rm -rf .venv results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .bench results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -27,7 +27,7 @@ from fedasync.simulation.laws import Exponential
 from fedasync.simulation.streams import Stream
 from fedasync.strategies import fedasync, fedbuff
 
-IN_FLIGHT = (100, 10_000, 100_000)
+IN_FLIGHT = (100, 1_000, 10_000, 100_000)
 
 
 def ours(strategy: str, in_flight: int, completions: int) -> float:
@@ -75,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for in_flight in IN_FLIGHT:
-        n = max(options.completions, in_flight)
+        n = max(options.completions, 5 * in_flight)
         found: dict[str, list[float]] = {"bare SimPy": [], "fedbuff": [], "fedasync": []}
         for _ in range(options.repeats):  # in turn, so that a change of the machine's speed meets all alike
             found["bare SimPy"].append(bare(in_flight, n))

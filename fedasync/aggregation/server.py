@@ -116,7 +116,7 @@ class Server:
         """
         for arrival in step.entering:
             kept = self._kept[arrival.lease.id]
-            kept.input = replace(kept.input, staleness=step.staleness(arrival), worker=arrival.lease.worker)
+            kept.input = Input(kept.input.values, kept.input.samples, step.staleness(arrival), arrival.lease.worker)
         entering = [arrival.lease.id for arrival in step.entering]
         for lease_id in (*entering, *step.leaving):
             self._check_unwritten(lease_id)
@@ -148,7 +148,7 @@ class Server:
             kept = self._kept[used_up[0]]
             theirs = weakref.ref(kept.input.values)
             ours = kept.input.values.detach()
-            kept.input = replace(kept.input, values=ours)
+            kept.input = Input(ours, kept.input.samples, kept.input.staleness, kept.input.worker)
             if theirs() is None:  # the sender has let go of what it sent
                 return ours
         return torch.empty_like(self.model.values)

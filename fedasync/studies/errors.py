@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -38,7 +39,7 @@ def parse(target: Any, table: object, where: str) -> Any:
     _demand_kinds(target, table, where)
     try:
         with _interrupts_later():
-            adapter: TypeAdapter[Any] = TypeAdapter(_callable(target))
+            adapter = _adapter(target)
         return adapter.validate_json(json.dumps(table), strict=True, extra="forbid")
     except ValidationError as error:
         raise StudyError(_first_line(error, target, where)) from None
@@ -47,6 +48,12 @@ def parse(target: Any, table: object, where: str) -> Any:
     except PydanticUserError as error:
         why = error.message.split(". ")[0]
         raise StudyError(f"{where}: {target.__name__} cannot be made from TOML: {why}") from None
+
+
+@lru_cache(maxsize=64)
+def _adapter(target: Any) -> TypeAdapter[Any]:
+    """Making one takes milliseconds, and the runs of a study ask for the same few."""
+    return TypeAdapter(_callable(target))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ TRACED_ROWS = 200_000
 """Rows of the log, from its start, that trace.json shows: a viewer takes no more, and it would outgrow the log."""
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     found = {}

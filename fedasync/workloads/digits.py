@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedasync.core.bounds import check_integer
 from fedasync.workloads.classification import Classification
@@ -37,8 +38,8 @@ class Digits(Classification):
         seed: int = 0,
     ) -> None:
         try:
+            import sklearn.datasets  # noqa: F401
             import torch  # noqa: F401
-            from sklearn.datasets import load_digits
         except ImportError as error:
             raise ImportError(
                 f"the digits workload needs torch and scikit-learn ({error}): pip install 'fedasync[torch]'"
@@ -48,8 +49,7 @@ class Digits(Classification):
         check_integer("Digits: seed", seed, 0)
         if model not in ("mlp", "cnn"):
             raise ValueError(f"Digits: model must be 'mlp' or 'cnn', got {model!r}")
-        pixels, labels = load_digits(return_X_y=True)
-        pixels = (pixels / 16).astype(np.float32)
+        pixels, labels = _images()
         order = np.random.default_rng(0).permutation(len(labels))
         test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
         super().__init__(
@@ -61,6 +61,14 @@ class Digits(Classification):
             partial(_mlp, hidden) if model == "mlp" else _cnn,
             local,
         )
+
+
+@cache
+def _images() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return (pixels / 16).astype(np.float32), labels
 
 
 def _mlp(hidden: int) -> Module:
