@@ -392,9 +392,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         digests = {row["sha256"] for row in good}
         line["same_weights"] = None if None in digests or len(good) == 1 else len(digests) == 1
         found.append(line)
-    rates = {line["system"]: line["updates_per_cpu_s"]["median"] for line in found if line["system"] in FLOORS.values()}
+    rates: dict[tuple[str, str], float] = {}
     for line in found:
-        floor = rates.get(FLOORS[line["workload"]])
+        if line["system"] in FLOORS.values() and "error" not in line:
+            for setting in (line["setting"], ""):  # of the same setting, or of the first that has one
+                rates.setdefault((line["system"], setting), line["updates_per_cpu_s"]["median"])
+    for line in found:
+        system = FLOORS[line["workload"]]
+        floor = rates.get((system, line["setting"]), rates.get((system, "")))
         if floor and "error" not in line:
             line["times_floor"] = line["updates_per_cpu_s"]["median"] / floor
     places = {case.key: place for place, case in enumerate(CASES)}
@@ -497,6 +502,7 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             ticks.append(y)
             labels.append(line["version"])
         floors = [line for line in good if line["system"] == FLOORS[heading[0]]]
+        floors = [line for line in floors if line["setting"] == heading[1]] or floors
         if floors:
             rate.plot(
                 [floors[0]["updates_per_cpu_s"]["median"]] * 2, [top, y + 0.5], "--", color="#222222", linewidth=1

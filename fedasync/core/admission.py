@@ -1,6 +1,6 @@
 """Admission, the first decision: may a worker start now?
 
-Each rule is a frozen value that is asked once a lease, ``admits``, and says in words why not, ``refusal``.
+Each rule is a frozen value that says how many leases may start now, ``slots``, and in words why not, ``refusal``.
 """
 
 from __future__ import annotations

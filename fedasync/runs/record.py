@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, gettempdir
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 MEMORY = 64 * 2**20
 """Bytes that a record holds in memory (1.8 million rows) before it moves to a file in the directory for such files."""
+
+
+class LogWriteError(OSError):
+    """There is no room for a log in the directory for temporary files."""
 
 
 class Record:
@@ -49,8 +53,11 @@ class Record:
     def write(self, packed: bytes) -> None:
         """Append packed rows. Raises OSError when there is no room for them."""
         with self._lock:
-            self._file.seek(0, 2)
-            self._file.write(packed)
+            try:
+                self._file.seek(0, 2)
+                self._file.write(packed)
+            except OSError as error:
+                raise LogWriteError(error.errno, error.strerror, gettempdir()) from error
             self._bytes += len(packed)
 
     def complete(self, log: EventLog) -> None:

@@ -31,6 +31,8 @@ class _Due(NamedTuple):
     due_s: float
     lease: Lease
     turn: int
+    written: int
+    """Count of writes to the base's values (torch's version counter) when the lease began."""
 
 
 class Learner:
@@ -63,15 +65,21 @@ class Learner:
     def start(self, lease: Lease, turn: int, due_s: float) -> None:
         """A lease begins whose result will be due: keep its base version."""
         self.server.lease(lease.id)
-        self._due[lease.id] = _Due(due_s, lease, turn)
+        self._due[lease.id] = _Due(due_s, lease, turn, self.server.base(lease.id).values._version)
 
     def lacks(self, lease_id: int) -> bool:
         """The result is wanted, and not computed yet."""
         return lease_id in self._due
 
     def wanted(self, useful: float = inf) -> list[int]:
-        """Leases to compute now: all, by the time at which they are due, or the ``useful`` first; one, unbatched."""
-        most = 1 if self.batched is None else max(1.0, useful)
+        """Leases to compute now, by the time at which they are due: the ``useful`` first, as many as memory allows.
+
+        What was computed ahead counts. One that trains unbatched computes only what is due.
+        """
+        most = 1.0
+        if self.batched is not None:
+            room = self.memory_bytes // max(1, self.server.model.values.nbytes) - len(self._found)
+            most = max(1.0, min(useful, room))
         ordered = sorted(self._due.values())
         return [due.lease.id for due in (ordered if most >= len(ordered) else ordered[: int(most)])]
 
@@ -79,6 +87,10 @@ class Learner:
         due = self._due[lease_id]
         worker = due.lease.worker
         return Task(worker, self.server.base(lease_id), self._seeds.seed(worker, due.turn), self._mu)
+
+    def written(self, lease_id: int) -> int:
+        """Writes to the lease's base version before the lease began."""
+        return self._due[lease_id].written
 
     def compute(self, useful: float = inf) -> None:
         """Compute what is wanted, for this run alone."""
@@ -138,10 +150,8 @@ def compute_together(runs: Iterable[tuple[Learner, float]]) -> None:
         work = groups.setdefault(learner.batch_key, [])
         work.extend((learner, lease_id, learner.task(lease_id)) for lease_id in learner.wanted(useful))
     for work in groups.values():
-        bases = {id(task.model): task.model for _, _, task in work}
-        written = {key: model.values._version for key, model in bases.items()}
         for (learner, lease_id, task), result in zip(work, _results(work), strict=True):
-            if task.model.values._version == written[id(task.model)]:
+            if task.model.values._version == learner.written(lease_id):
                 learner.keep(lease_id, result)
                 continue
             what = "train wrote into task.model, which other leases share; train on a copy of it"
@@ -154,13 +164,25 @@ def _results(work: Sequence[tuple[Learner, int, Task]]) -> Sequence[Contribution
     if first.batched is None:
         return [_raised_or(learner.workload.train, task) for learner, _, task in work]
     train_batch, memory_bytes = first.batched.train_batch, first.memory_bytes
+
+    def train(pairs: Sequence[tuple[Workload, Task]]) -> Sequence[Contribution]:
+        found = train_batch(pairs, memory_bytes)
+        if len(found) != len(pairs):
+            raise ValueError(f"train_batch returned {len(found)} contributions for {len(pairs)} tasks")
+        return found
+
     pairs = [(learner.workload, task) for learner, _, task in work]
     try:
-        return train_batch(pairs, memory_bytes)
+        return train(pairs)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whose task it was shows when each runs by itself
         if len(pairs) == 1:
             return [error]
-    return [_raised_or(lambda one: train_batch([one], memory_bytes)[0], pair) for pair in pairs]
+        why = f"a batch raised {type(error).__name__}: {error}"
+    alone = [_raised_or(lambda one: train([one])[0], pair) for pair in pairs]
+    if not any(isinstance(each, BaseException) for each in alone):
+        for learner, _, _ in work:  # nobody's task: the batch itself is at fault
+            learner.not_batched = why
+    return alone
 
 
 def _raised_or(call: Callable[[Any], Contribution], argument: object) -> Contribution | BaseException:
@@ -171,7 +193,14 @@ def _raised_or(call: Callable[[Any], Contribution], argument: object) -> Contrib
 
 
 def _batched(workload: Workload) -> BatchedWorkload | None:
-    """The workload, if it can train many leases in one call."""
-    if getattr(workload, "batch_key", None) is None:
+    """The workload, if it can train many leases in one call. Raises WorkloadError for one that only says so."""
+    try:
+        key = getattr(workload, "batch_key", None)
+        hash(key)
+    except Exception as error:
+        raise WorkloadError(f"batch_key raised {type(error).__name__}: {error}") from error
+    if key is None:
         return None
+    if not callable(getattr(workload, "train_batch", None)):
+        raise WorkloadError("the workload has a batch_key and no train_batch")
     return workload  # type: ignore[return-value]

@@ -22,6 +22,9 @@ class Settings:
     ``updates`` counts contributions applied to the model, ``versions`` committed steps. A step occupies the server for
     ``server_step_s``. Evaluation happens on the grid 0, e, 2e, … of virtual time (``evaluate_every_s``); with
     ``stop_at_target`` the run ends there once every target is reached.
+
+    ``training`` says whether results are computed in batches; ``batch_memory_bytes`` bounds what a batch takes in work,
+    and, apart from that, the results that were computed ahead of their time.
     """
 
     time_s: float | None = None

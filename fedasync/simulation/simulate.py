@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedasync.core import EventLog, Strategy
 from fedasync.runs.measures import last_and_best
-from fedasync.runs.record import Record
+from fedasync.runs.record import LogWriteError, Record
 from fedasync.runs.run import Run
 from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation.closed_forms import closed_forms
@@ -92,38 +92,45 @@ def simulate_together(requests: Sequence[RunRequest]) -> Iterator[tuple[int, Run
 
     When runs pause for results, these are computed in one call for all whose workloads can share it, which makes
     larger batches than any of them has by itself. A run's results do not depend on its company.
+
+    Raises LogWriteError when a log finds no room on the disk.
     """
-    with fewer_collections(), _one_thread() if any(r.workload for r in requests) else nullcontext():
-        together: dict[int, _Begun] = {}
-        for place, request in enumerate(requests):
-            try:
+    together: dict[int, _Begun] = {}
+    for place, request in enumerate(requests):
+        try:
+            with _quietly(learns=request.workload is not None):
                 begun = _Begun(request)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
-                yield place, error
-                continue
-            if begun.shares_batches and len(requests) > 1:
-                together[place] = begun
-            else:
-                yield from _advance({place: begun})
-        yield from _advance(together)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
+            yield place, error
+            continue
+        if begun.shares_batches and len(requests) > 1:
+            together[place] = begun
+        else:
+            yield from _advance({place: begun})
+    yield from _advance(together)
 
 
 def _advance(begun: dict[int, _Begun]) -> Iterator[tuple[int, Run | BaseException]]:
     while begun:
-        paused: list[tuple[Learner, float]] = []
-        for place, run in list(begun.items()):
-            try:
-                finished = run.goes_on()
-            except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
-                del begun[place]
-                yield place, error
-                continue
-            if finished is not None:
-                del begun[place]
-                yield place, finished
-            elif run.learner is not None:
-                paused.append((run.learner, run.simulation.useful))
-        compute_together(paused)
+        ended: list[tuple[int, Run | BaseException]] = []
+        with _quietly(learns=any(run.learner is not None for run in begun.values())):
+            paused: list[tuple[Learner, float]] = []
+            for place, run in begun.items():
+                try:
+                    finished = run.goes_on()
+                except LogWriteError:
+                    raise
+                except (Exception, SystemExit) as error:  # noqa: BLE001  handed to whoever asked for the run
+                    ended.append((place, error))
+                    continue
+                if finished is not None:
+                    ended.append((place, finished))
+                elif run.learner is not None:
+                    paused.append((run.learner, run.simulation.useful))
+            compute_together(paused)
+        for place, run_or_error in ended:
+            del begun[place]
+            yield place, run_or_error
 
 
 class _Begun:
@@ -209,16 +216,20 @@ class _Begun:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums of many threads depend on their number, and models this small only wait for each other on more."""
-    import torch
+def _quietly(*, learns: bool) -> Iterator[None]:
+    """Few garbage collections, and one thread of torch: sums of many threads depend on their number."""
+    with fewer_collections():
+        if not learns:
+            yield
+            return
+        import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def metric_table(evaluations: Evaluations) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from fedasync.studies import store
 from fedasync.studies.build import Parts, build
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import RunPlan, Study
-from fedasync.workloads.protocol import Workload
+from fedasync.workloads import Classification, Workload
 
 Backend = Literal["local", "ray"]
 
@@ -96,7 +96,7 @@ def _world(parts: Parts, seed: int) -> Clients | None:
 
 
 def groups(all_jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that advance side by side in one process and share batches: neighbours with the same workload.
+    """Jobs that advance side by side in one process and share batches: neighbours that learn on the same workload.
 
     The rule looks at the study alone, neither at the number of processes nor at what is finished.
     """
@@ -105,8 +105,9 @@ def groups(all_jobs: Sequence[Job]) -> list[list[Job]]:
     open_groups: dict[str, list[Job]] = {}
     for job in all_jobs:
         workload = job.plan.config.get("workload")
+        by_itself = workload is None or job.plan.config.get("run", {}).get("training") == "one_by_one"
         group = open_groups.get(repr(workload))
-        if workload is None or group is None or len(group) >= most:
+        if by_itself or group is None or len(group) >= most:
             group = open_groups[repr(workload)] = []
             found.append(group)
         group.append(job)
@@ -201,9 +202,14 @@ def error_log(folder: Path) -> Path:
 def _request(job: Job, workloads: dict[tuple[str, int], Workload]) -> RunRequest:
     """The run to be made; runs of one seed on one workload share its data."""
     parts = build(job.plan.config, job.where)
-    key = (repr(job.plan.config.get("workload")), job.plan.seed)
+    kind = repr(job.plan.config.get("workload"))
+    key = (kind, job.plan.seed)
     if parts.workload is not None and key not in workloads:
-        workloads[key] = parts.workload()
+        made = parts.workload()
+        alike = [workload for (other, _), workload in workloads.items() if other == kind]
+        if alike and isinstance(made, Classification) and isinstance(alike[0], Classification):
+            made.follow(alike[0])
+        workloads[key] = made
     return RunRequest(
         parts.strategy,
         parts.population,

@@ -41,13 +41,14 @@ def over_ray(waiting: Sequence[Sequence[Job]], processes: int | None) -> Generat
         raise StudyError(f"no Ray cluster {where}: {type(error).__name__}: {_first_line(error)}", 1) from error
     at_once = processes or max(1, int(ray.cluster_resources().get("CPU", 1)))
     make = ray.remote(num_cpus=1, max_retries=1, num_returns="streaming")(_made)
+    paths = [str(Path(path).resolve()) for path in sys.path]
     todo = list(waiting)[::-1]
     making: dict[Any, dict[str, Job]] = {}
     try:
         while todo or making:
             while todo and len(making) < at_once:
                 group = todo.pop()
-                making[make.remote(group, sys.path)] = {job.folder.name: job for job in group}
+                making[make.remote(group, paths)] = {job.folder.name: job for job in group}
             ready, _ = ray.wait(list(making), num_returns=1)
             by_name = making[ready[0]]
             try:
@@ -59,7 +60,10 @@ def over_ray(waiting: Sequence[Sequence[Job]], processes: int | None) -> Generat
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, OSError):
                     raise cause from error
-                raise LostWorkerError(f"a Ray worker was lost: {_first_line(error)}") from error
+                if cause is None:
+                    raise LostWorkerError(f"a Ray worker was lost: {_first_line(error)}") from error
+                what = f"{type(cause).__name__}: {_first_line(cause)}"
+                raise LostWorkerError(f"a Ray worker raised {what}") from error
             _settle(by_name[outcome.folder.name], outcome, files)
             yield outcome
     finally:
@@ -68,7 +72,7 @@ def over_ray(waiting: Sequence[Sequence[Job]], processes: int | None) -> Generat
 
 def _made(jobs_together: Sequence[Job], paths: Sequence[str]) -> Iterator[tuple[Outcome, dict[str, bytes]]]:
     """On a worker: each outcome with the run's files, or the traceback's."""
-    sys.path.extend(path for path in paths if path not in sys.path)
+    sys.path[:0] = [path for path in paths if path not in sys.path]
     with TemporaryDirectory(prefix="fedasync-") as scratch:
         for outcome in perform(jobs_together, Path(scratch)):
             folder = Path(scratch) / outcome.folder.name

@@ -91,13 +91,15 @@ class BatchedTrainer:
         """Whether short batches may be filled up: not if the samples of a batch see each other (batch norm)."""
 
     def trial(self, data: Dealt, model: Model) -> str | None:
-        """Train two clients both ways, two batches at most; why lanes cannot be trusted here, or None if they can."""
+        """Train two clients both ways, two batches at most; why lanes cannot be trusted here, or None if they can.
+
+        The clients are made up, so that the verdict does not depend on who has how much: one has a full and a short
+        batch, the other, where there is one, a number of samples that is filled up to another.
+        """
         name = type(self._trainer.module).__name__
-        counts = np.diff(data.starts)
-        most = self._local.batch_size + max(2, self._local.batch_size // 2)
-        clients = [int(counts.argmax()), int(counts.argmin())]
-        kept = [data.rows[data.starts[c] :][: min(most, counts[c])] for c in clients]
-        small = Dealt.to_clients(data.tensors, kept)
+        size = self._local.batch_size
+        counts = [size + max(2, size // 2), next((n for n in range(2, size) if padded_rows(n, size) > n), size)]
+        small = Dealt.to_clients(data.tensors, [np.arange(n) % len(data.tensors[0]) for n in counts])
         bases = [model, replace(model, values=model.values * 0.9)]
         lanes = [Lane(small, Task(i, base, seed=i)) for i, base in enumerate(bases)]
         own, self._local = self._local, replace(self._local, epochs=1, steps=None)
@@ -127,6 +129,8 @@ class BatchedTrainer:
         ``memory_bytes`` bounds what a batch of lanes needs, estimated from above; the smallest batch is always
         allowed. Raises ValueError for a model or control variate that does not fit, and what the module raises.
         """
+        if not self._trainer.module.training:
+            self._trainer.module.train()
         for model in {id(lane.task.model): lane.task.model for lane in lanes}.values():
             self._trainer.check(model)
         buckets: dict[Hashable, list[int]] = {}
@@ -185,13 +189,13 @@ class BatchedTrainer:
         active, tensors = len(lanes), stack
         for t in range(len(plan.active)):
             step = min(t, len(plan.samples) - 1)
-            if step % ahead == 0 and step == t:
-                batches = _gather(lanes, filled(plan.samples[step : step + ahead], width))
             if plan.active[t] < active:
                 active = plan.active[t]
                 width = lane_count(active, quantum)
                 tensors = [each[:width] for each in stack]
                 optimizer = optimizer.prefix(active)
+            if step % ahead == 0 and step == t:
+                batches = _gather(lanes[:active], filled(plan.samples[step : step + ahead, :active], width))
             n = plan.rows[t]
             # Short batches are copied, so that one shape always lies the same way.
             batch = [each[step % ahead, :width, :n].contiguous() for each in batches]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from fedasync.workloads.batched import BatchedTrainer, Dealt
 
 EVALUATION_BATCH = 1024
-
-MOST_TRIED = 4
-_TRIED: dict[Hashable, BatchedTrainer | str] = {}
-"""What was found out about the last few kinds of workload, by batch key: the seeds of a study share a trainer, and the
-passes that it has recorded."""
 
 
 class Classification:
@@ -82,6 +76,8 @@ class Classification:
         self._module = module
         self._trainer: ModuleTrainer | None = None
         self._batched: BatchedTrainer | str | None = None
+        self._leader: Classification | None = None
+        self._alone = object()
         self._dealt: Dealt | None = None
         self._tested: tuple[Tensor, Tensor] | None = None
 
@@ -99,20 +95,34 @@ class Classification:
 
     @property
     def batch_key(self) -> Hashable | None:
-        """Equal for workloads with the same module, local training and shape of samples."""
+        """Equal for workloads with the very same module function, local training and shape of samples."""
+        if self._leader is not None:
+            return self._leader.batch_key
         return self._key() if self.not_batched is None else None
 
     @property
     def not_batched(self) -> str | None:
         """Why tasks train one by one; found out by a trial of two clients at the first question."""
+        if self._leader is not None:
+            return self._leader.not_batched
         if self._batched is None:
             self._batched = self._tried()
         return self._batched if isinstance(self._batched, str) else None
+
+    def follow(self, leader: Classification) -> None:
+        """Train in the lanes of ``leader``, which was made in the same way but for the seed.
+
+        Nothing changes where the two do not fit together after all.
+        """
+        if (type(self), self.local, self._shape()) == (type(leader), leader.local, leader._shape()):
+            self._leader = leader
 
     def train_batch(self, work: Sequence[tuple[Workload, Task]], memory_bytes: int) -> Sequence[Contribution]:
         """See ``BatchedTrainer.train``; one by one where ``not_batched`` says why."""
         from fedasync.workloads.batched import Lane
 
+        if self._leader is not None:
+            return self._leader.train_batch(work, memory_bytes)
         key = self.batch_key
         if isinstance(self._batched, str) or self._batched is None:
             return [workload.train(task) for workload, task in work]
@@ -147,7 +157,7 @@ class Classification:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made on demand: a copied trainer would have lost its shared storage."""
-        return {**self.__dict__, "_trainer": None, "_batched": None, "_dealt": None, "_tested": None}
+        return {**self.__dict__, "_trainer": None, "_batched": None, "_leader": None, "_dealt": None, "_tested": None}
 
     def _new_module(self, seed: int) -> Module:
         import torch
@@ -162,14 +172,20 @@ class Classification:
             self._trainer = ModuleTrainer(self._new_module(0), _losses, training_device(self.local.device))
         return self._trainer
 
-    def _key(self) -> Hashable:
+    def _shape(self) -> Hashable:
         features = self._data().tensors[0]
-        made = (type(self), _identity(self._module), self.local)
-        key = (*made, self._bound().layout, features.shape[1:], features.dtype)
+        return (self._bound().layout, features.shape[1:], features.dtype)
+
+    def _key(self) -> Hashable:
+        module = self._module
+        made: Hashable = module
+        if isinstance(module, partial):
+            made = (module.func, module.args, tuple(sorted(module.keywords.items())))
+        key = (type(self), made, self.local, self._shape())
         try:
             hash(key)
         except TypeError:  # the module is made from something that cannot be compared
-            return id(self)
+            return self._alone
         return key
 
     def _tried(self) -> BatchedTrainer | str:
@@ -177,14 +193,9 @@ class Classification:
 
         if type(self).train is not Classification.train:
             return f"{type(self).__name__} trains in its own way"
-        key = self._key()
-        if key not in _TRIED:
-            batched = BatchedTrainer(self._bound(), self.local, _lane_losses)
-            found = batched.trial(self._data(), self.initial_model(0)) or batched
-            if len(_TRIED) == MOST_TRIED:
-                del _TRIED[next(iter(_TRIED))]
-            _TRIED[key] = found
-        return _TRIED[key]
+        own = ModuleTrainer(self._new_module(0), _losses, training_device(self.local.device))  # not evaluation's
+        batched = BatchedTrainer(own, self.local, _lane_losses)
+        return batched.trial(self._data(), self.initial_model(0)) or batched
 
     def _data(self) -> Dealt:
         """The training samples, made into tensors once."""
@@ -224,16 +235,6 @@ def _lane_losses(module: Module, x: Tensor, y: Tensor) -> Tensor:
     logits = module(x)
     losses: Tensor = torch.logsumexp(logits, 1) - logits.gather(1, y[:, None]).squeeze(1)
     return losses
-
-
-def _identity(made: Callable[[], Any]) -> Hashable:
-    """Equal for functions that do the same: a function defined again in a second call of its surroundings."""
-    if isinstance(made, partial):
-        return (_identity(made.func), made.args, tuple(sorted(made.keywords.items())))
-    if isinstance(made, FunctionType):
-        closure = tuple(cell.cell_contents for cell in made.__closure__ or ())
-        return (made.__code__, made.__defaults__, closure, id(made.__globals__))
-    return made
 
 
 def _check_samples(prefix: str, features: NDArray[Any], labels: NDArray[Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedasync import strategies
 from fedasync.simulation import Population, simulate
 from fedasync.simulation.laws import Lognormal
+from fedasync.simulation.learning import WorkloadError
 from fedasync.workloads import Classification, Dirichlet, Iid, LocalTraining, Quadratic
 
 TOKENS, LENGTH, CLASSES = 12, 6, 3
@@ -100,6 +101,67 @@ def test_a_run_in_batches_is_the_run_one_by_one(name: str, local: str) -> None:
     moved = one.model.values - world.initial_model(1).values
     assert (one.model.values - batched.model.values).norm() <= 1e-5 * moved.norm()
     assert moved.norm() > 0.01
+
+
+def test_evaluations_between_batches_change_nothing() -> None:
+    """Evaluation puts a module into another mode, which batch norm would notice."""
+    world = workload(normalised, LocalTraining(epochs=2, batch_size=6))
+    one, batched, bare = (
+        simulate(
+            strategies.fedbuff(concurrency=6, buffer_size=3),
+            Population(duration_s=Lognormal(5.0, 0.8)),
+            world,
+            updates=40,
+            training=training,
+            evaluate_every_s=every_s,
+        )
+        for training, every_s in (("one_by_one", 3.0), ("batched", 3.0), ("batched", None))
+    )
+    assert one.model is not None
+    assert batched.model is not None
+    assert bare.model is not None
+    assert torch.equal(batched.model.values, bare.model.values)
+    assert (one.model.values - batched.model.values).norm() <= 1e-5 * one.model.values.norm()
+
+
+class Misbehaves(Quadratic):
+    """Trains well one by one."""
+
+    def train_batch(self, work: Any, memory_bytes: int) -> Any:
+        if len(work) > 1:
+            raise MemoryError("too many")
+        return super().train_batch(work, memory_bytes)
+
+
+class ReturnsTooFew(Quadratic):
+    def train_batch(self, work: Any, memory_bytes: int) -> Any:
+        return super().train_batch(work, memory_bytes)[1:]
+
+
+def test_a_batch_that_fails_by_itself_is_told() -> None:
+    population = Population(duration_s=Lognormal(5.0, 0.8))
+    run = simulate(strategies.fedasync(concurrency=3), population, Misbehaves(6), updates=9)
+    assert run.summary["not_batched"] == "a batch raised MemoryError: too many"
+    with pytest.raises(WorkloadError, match="train_batch returned 0 contributions for 1 tasks"):
+        simulate(strategies.fedasync(concurrency=3), population, ReturnsTooFew(6), updates=9)
+
+
+def test_results_computed_ahead_take_no_more_memory_than_was_given() -> None:
+    class Wide(Quadratic):
+        most = 0
+
+        def train_batch(self, work: Any, memory_bytes: int) -> Any:
+            Wide.most = max(Wide.most, len(work))
+            return super().train_batch(work, memory_bytes)
+
+    world, population = Wide(30, dimensions=100), Population(duration_s=Lognormal(5.0, 0.1))
+    runs = []
+    for memory_bytes, most in ((1 << 30, 20), (5 * 800, 5), (1, 1)):
+        Wide.most = 0
+        strategy = strategies.fedasync(concurrency=20)
+        runs.append(simulate(strategy, population, world, updates=60, batch_memory_bytes=memory_bytes))
+        assert most // 2 < Wide.most <= most
+    assert all(torch.equal(run.model.values, runs[0].model.values) for run in runs)  # type: ignore[union-attr]
 
 
 def test_a_module_that_draws_random_numbers_trains_one_by_one_and_says_so() -> None:

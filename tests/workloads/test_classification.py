@@ -179,12 +179,14 @@ def test_a_subclass_that_trains_in_its_own_way_is_not_bypassed() -> None:
 
 def test_the_key_tells_modules_and_settings_apart() -> None:
     def made(outputs: int) -> Classification:
-        return workload(module=lambda: nn.Linear(4, outputs))
+        return workload(module=partial(nn.Linear, 4, outputs))
 
     key = made(3).batch_key
     assert key is not None
     assert key == made(3).batch_key
     hash(key)
+    of_a_list = partial(lambda sizes: nn.Linear(*sizes), [4, 3])  # cannot be compared
+    assert workload(module=of_a_list).batch_key != workload(module=of_a_list).batch_key
     others = [
         made(4),
         workload(),
@@ -194,6 +196,20 @@ def test_the_key_tells_modules_and_settings_apart() -> None:
     assert len({key, *(each.batch_key for each in others)}) == 5
     with pytest.raises(ValueError, match="Classification has another batch_key than Classification"):
         made(3).train_batch([(made(4), Task(0, made(4).initial_model(0), 0))], 2**30)
+
+
+def test_a_follower_shares_the_lanes_of_its_leader_where_they_fit() -> None:
+    """Made in the same way but for the seed, which only the caller can know: each call makes a new function."""
+    leader, follower, other = (workload(module=lambda: nn.Linear(4, 3)) for _ in range(3))
+    assert leader.batch_key != follower.batch_key
+    follower.follow(leader)
+    assert leader.batch_key == follower.batch_key
+    other.local = LocalTraining(epochs=3)
+    other.follow(leader)
+    assert other.batch_key != leader.batch_key
+    task = Task(1, follower.initial_model(0), 3)
+    together = leader.train_batch([(leader, task), (follower, task)], 2**30)
+    assert torch.equal(together[0].values, together[1].values)
 
 
 @pytest.mark.parametrize("client", [-1, 2])
