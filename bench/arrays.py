@@ -80,7 +80,7 @@ RULES = (
     Rule("FedFa", WindowMean(NEVER), True, "check x; w, x, x_old → w", lambda K: 1 + 4, naive_mean),
     Rule("FedFa, afresh", WindowMean(1), True, "check x; K models → w", lambda K: 1 + K + 1, naive_mean),
     Rule("FedAsync", Mixing(0.6), False, "check x; w, x → w", lambda K: 1 + 3, lambda w, xs: 0.4 * w + 0.6 * xs[0]),
-    Rule("FedBuff", DeltaMean(), False, "x, base → Δ; (w, K deltas → w)/K", lambda K: 3 + 1 + 2 / K, naive_deltas),
+    Rule("FedBuff", DeltaMean(0.05), False, "x, base → Δ; (w, K deltas → w)/K", lambda K: 3 + 1 + 2 / K, naive_deltas),
     Rule("FedAvg", SampleWeightedMean(), False, "check x; (K models → w)/K", lambda K: 1 + 1 + 1 / K, naive_mean),
 )
 
@@ -104,7 +104,8 @@ class Arrivals:
         contribution = Contribution(values.pop(), "parameters", 1)
         step = self._step(lease)
         start = time.process_time()
-        assert self.server.receive(lease, contribution) is None
+        found = self.server.receive(lease, contribution)
+        assert found is None, found
         del contribution
         if step is not None:
             self.server.apply(step)

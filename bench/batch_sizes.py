@@ -8,6 +8,7 @@ leaves none of the others; the mean is about √(πn/2) then, and n for duration
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import pi, sqrt
 
@@ -52,7 +53,7 @@ def main() -> None:
     for name, law in LAWS.items():
         table.add_row(name, *(f"{mean_batch(law, n):.3g}" for n in IN_FLIGHT))
     table.add_row("√(πn/2)", *(f"{sqrt(pi * n / 2):.3g}" for n in IN_FLIGHT))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 if __name__ == "__main__":

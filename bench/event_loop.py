@@ -14,6 +14,7 @@ import gc
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,7 @@ def main() -> None:
             f"{row['least']:,.0f} – {row['most']:,.0f}",
             f"{row['times_floor']:.1f}",
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     if options.out:
         machine = {"python": platform.python_version(), "machine": platform.machine()}
         options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

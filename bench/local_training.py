@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table = Table(model, "client updates per CPU-s", "× bare loop")
         for name, rate, ratio in measure(model, options.repeats):
             table.add_row(name, f"{rate:,.0f}", f"{ratio:.1f}")
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from fedasync.studies import errors
+
 from .running import LEARNING, PROGRAM, TIMING, Command, Ended, changed, contents, moments, runs
 
 S = Path("results/s")
@@ -154,6 +156,7 @@ def test_ctrl_c_inside_pydantic_is_not_lost(fedasync: Command, study: Path, monk
         return TypeAdapter(target)
 
     study.write_text(TIMING)
+    errors._adapter.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr("fedasync.studies.errors.TypeAdapter", adapter)
         end = fedasync("sim", "s.toml")
