@@ -236,7 +236,7 @@ def main() -> None:
         print(json.dumps(resident(*options.resident)))
         return
     rows = [measure(*case, seconds=0.3 if options.quick else 2.0) for case in cases(options.quick)]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table("rule", "K", "P", "CPU-ms per arrival", "range", "streams", "floor, ms", "× floor", "naive, × ours")
     for row in rows:
         table.add_row(

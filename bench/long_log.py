@@ -141,7 +141,7 @@ def main() -> None:
     table = Table("stage", "CPU-s", "µs a completion", "peak RSS (MB)")
     for one in stages:
         table.add_row(one["stage"], f"{one['cpu_s']:.2f}", f"{one['cpu_s'] / whole * 1e6:.2f}", f"{one['peak_mb']}")
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     if options.out:
         options.out.write_text(json.dumps({"completions": whole, "stages": stages}, indent=1) + "\n")
 

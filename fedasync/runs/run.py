@@ -107,11 +107,12 @@ class Run:
         return self.folder / file
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
+    def load(cls, folder: Path | str) -> Run:
         """Open a run folder; its tables are read when first asked for.
 
         Raises ValueError when the folder holds no finished run.
         """
+        folder = Path(folder)
         try:
             config = json.loads((folder / CONFIG).read_text())
             summary = json.loads((folder / SUMMARY).read_text())
@@ -121,11 +122,12 @@ class Run:
             raise ValueError(f"{folder}: not readable as a run ({error})") from None
         return cls(config, summary, folder=folder)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write the folder's files; the summary, which marks a run as finished, comes last.
 
         Raises OSError when there is no room for them.
         """
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model, metrics, events = self.model, self.metrics, self.scan_events()  # of what may lie in this very folder
         for stale in (SUMMARY, MODEL):

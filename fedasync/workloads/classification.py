@@ -69,6 +69,7 @@ class Classification:
                     f"partition: client {client} has rows {rows.min()} to {rows.max()};"
                     f" rows of features are 0 to {len(labels) - 1}"
                 )
+        training_device(local.device)  # a device that is not there is an error now, not in the middle of a run
         self.local = local
         self._train = (features, labels)
         self._test = (test_features, test_labels)

@@ -48,7 +48,7 @@ class LocalTraining:
         check_real("LocalTraining: momentum", self.momentum, 0, 1, below=True)
         check_real("LocalTraining: weight_decay", self.weight_decay, 0)
         check_choice("LocalTraining: optimizer", self.optimizer, Optimizer)
-        if len(self.betas) != 2:
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ValueError(f"LocalTraining: betas must be two numbers, got {self.betas!r}")
         for i, beta in enumerate(self.betas):
             check_real(f"LocalTraining: betas[{i}]", beta, 0, 1, below=True)
@@ -66,7 +66,10 @@ def training_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        return device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"LocalTraining: device {name!r} cannot be used here ({str(error).splitlines()[0]});"
