@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
