@@ -60,6 +60,11 @@ def test_a_folder_holds_the_files_of_the_contract(learned: Run, timed: Run, tmp_
     assert set(contents(tmp_path / "timed")) == files
 
 
+def test_a_folder_may_be_named_by_text(timed: Run, tmp_path: Path) -> None:
+    timed.save(str(tmp_path / "named"))
+    assert Run.load(str(tmp_path / "named")).summary == timed.summary
+
+
 def test_a_timing_only_run_comes_back_byte_for_byte(timed: Run, tmp_path: Path) -> None:
     timed.save(tmp_path / "one")
     again = Run.load(tmp_path / "one")

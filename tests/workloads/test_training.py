@@ -290,7 +290,7 @@ def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
     assert training_device("auto") == torch.device("cuda")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "cuda:77"])
+@pytest.mark.parametrize("name", ["nowhere", "cuda:77", "meta"])
 def test_a_device_that_is_not_here_is_one_line(name: str) -> None:
     with pytest.raises(ValueError, match=f"^LocalTraining: device '{name}' cannot be used here") as info:
         training_device(name)
@@ -360,6 +360,8 @@ def test_modules_that_cannot_be_a_flat_model_are_refused() -> None:
         ({"optimizer": "rmsprop"}, "optimizer must be 'sgd' or 'adam', got 'rmsprop'"),
         ({"betas": (0.9, 1.0)}, r"betas\[1\] must be a finite number ≥ 0 and < 1, got 1\.0"),
         ({"betas": (0.9,)}, r"betas must be two numbers, got \(0\.9,\)"),
+        ({"betas": 0.9}, r"betas must be two numbers, got 0\.9"),
+        ({"steps": 0}, "steps must be an integer ≥ 1, got 0"),
         ({"epsilon": 0.0}, r"epsilon must be a finite number > 0, got 0\.0"),
         (
             {"optimizer": "adam", "momentum": 0.9},
