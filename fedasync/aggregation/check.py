@@ -21,15 +21,6 @@ class Defect(NamedTuple):
     detail: str
 
 
-def defect(contribution: Contribution, model: Model) -> Defect | None:
-    """What makes a contribution unfit for ``model``, or None. Reads it once, writes nothing."""
-    return (
-        _malformed(contribution, model)
-        or _not_finite(non_finite(contribution.values), contribution.values)
-        or _wrong_integers(contribution, model)
-    )
-
-
 def taken(contribution: Contribution, base: Model, form: Form, held: Container[int]) -> Contribution | Defect:
     """Check a contribution and turn it into ``form`` in one pass over memory; the defect if it is unfit.
 

@@ -114,9 +114,6 @@ class Model:
         order = json.loads(header.get("__metadata__", {}).get("order", "null")) or list(tensors)
         return cls.from_tensors({name: tensors[name] for name in order})
 
-    def copy(self) -> Model:
-        return Model(self.values.clone(), self.layout, None if self.integers is None else self.integers.clone())
-
 
 Form = Literal["parameters", "delta"]
 

@@ -42,21 +42,21 @@ class Learner:
     ``finish`` hands one to the server.
     """
 
-    def __init__(self, strategy: Strategy, workload: Workload, seed: int, settings: Settings | None = None) -> None:
+    def __init__(self, strategy: Strategy, workload: Workload, seed: int, settings: Settings) -> None:
         self.workload = workload
         try:
             model = workload.initial_model(seed)
         except Exception as error:
             raise WorkloadError(f"initial_model raised {type(error).__name__}: {error}") from error
         self.server = Server(strategy.update, model)
-        batched = settings is None or settings.training == "batched"
+        batched = settings.training == "batched"
         self.batched: BatchedWorkload | None = _batched(workload) if batched else None
         self.batch_key: object = id(self) if self.batched is None else self.batched.batch_key
         self.not_batched: str | None = None
         """Why results are computed one by one, where that was not asked for."""
         if batched and self.batched is None:
             self.not_batched = getattr(workload, "not_batched", None) or "the workload has no train_batch"
-        self.memory_bytes = 1 << 30 if settings is None else settings.batch_memory_bytes
+        self.memory_bytes = settings.batch_memory_bytes
         self._mu = strategy.proximal_mu
         self._seeds = Stream(seed, "training")
         self._due: dict[int, _Due] = {}

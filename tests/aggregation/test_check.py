@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedasync.aggregation import update
-from fedasync.aggregation.check import defect
+from fedasync.aggregation.check import Defect, taken
 from fedasync.aggregation.fedasync import Mixing
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
@@ -24,6 +24,13 @@ from .scalars import Runtime, brings, model
 MODEL = model(1.0, 2.0, 3.0)
 GOOD = brings(1.0, 2.0, 3.0, samples=5)
 NAN, INF = float("nan"), float("inf")
+
+
+def defect(contribution: Contribution, base: Model) -> Defect | None:
+    """What the server finds wrong, in the form in which the contribution comes."""
+    found = taken(contribution, base, getattr(contribution, "form", "parameters"), ())
+    return found if isinstance(found, Defect) else None
+
 
 BAD: dict[str, tuple[Contribution, str, str]] = {
     "nan": (brings(1.0, NAN, 3.0), "not finite", "1 of 3 values are NaN or infinite"),

@@ -1,6 +1,7 @@
 """The flat trainer against torch.optim, step for step, and what it must never touch."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -236,7 +237,7 @@ def test_seeds_that_share_their_low_bits_differ() -> None:
 
 def test_the_base_the_generators_and_earlier_results_are_not_touched() -> None:
     model = base(built(batch_norm))
-    before = model.copy()
+    before = deepcopy(model)
     trainer = ModuleTrainer(built(batch_norm), loss)
     state, numpy_state = torch.get_rng_state(), str(np.random.get_state(legacy=False))
     first = run(trainer, model, 1)
