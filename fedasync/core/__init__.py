@@ -4,7 +4,8 @@ Standard library only. ``Coordinator`` is driven by a virtual clock, a real one,
 """
 
 from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
-from fedasync.core.buffering import Barrier, Buffer, Sliding, Tumbling
+from fedasync.core.buffering import Barrier, Buffer, Grouped, Periodic, Quota, Sliding, Tumbling
+from fedasync.core.compass import Compass
 from fedasync.core.coordinator import Coordinator
 from fedasync.core.events import (
     Accepted,
@@ -23,6 +24,7 @@ from fedasync.core.log import KINDS, EventLog
 from fedasync.core.publication import EveryN, EveryVersion, Publication
 from fedasync.core.staleness import Constant, Hinge, Polynomial, Staleness
 from fedasync.core.strategy import Strategy
+from fedasync.core.tiers import Tiers
 
 __all__ = [
     "KINDS",
@@ -33,6 +35,7 @@ __all__ = [
     "Buffer",
     "Cancelled",
     "Cohort",
+    "Compass",
     "Concurrency",
     "Constant",
     "Coordinator",
@@ -41,12 +44,15 @@ __all__ = [
     "EveryN",
     "EveryVersion",
     "Failed",
+    "Grouped",
     "Hinge",
     "Lease",
     "Ledger",
+    "Periodic",
     "Polynomial",
     "Publication",
     "Published",
+    "Quota",
     "Rejected",
     "Sliding",
     "Staleness",
@@ -54,5 +60,6 @@ __all__ = [
     "Step",
     "StepReady",
     "Strategy",
+    "Tiers",
     "Tumbling",
 ]

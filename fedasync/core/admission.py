@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedasync.core.bounds import check_choice, check_integer
+from fedasync.core.compass import Compass, CompassGroups
+from fedasync.core.tiers import TierRounds, Tiers
 
 if TYPE_CHECKING:
     from fedasync.core.events import Step
     from fedasync.core.ledger import Ledger
 
-Redispatch = Literal["after_step", "before_step"]
+Redispatch = Literal["after_step", "before_step", "next_version"]
 Simultaneous = Literal["one_by_one", "together"]
+
+
+Groups = TierRounds | CompassGroups
 
 
 class Affairs(Protocol):
@@ -29,6 +34,8 @@ class Affairs(Protocol):
     """The step that was handed out and is not committed yet."""
     ledger: Ledger
     """How many leases are where."""
+    groups: Groups | None
+    """The groups of leases that end together, where admission forms some."""
 
 
 def _under_way(now: Affairs) -> str:
@@ -81,9 +88,10 @@ class Concurrency:
     """Up to ``limit`` leases in flight; a slot that becomes free is given out again at once.
 
     ``redispatch`` says whether the slot of the contribution that completes a buffer is given out ``after_step`` (from
-    the new version; mean staleness (n − 1)/K) or ``before_step`` (from the old one; n/K). ``simultaneous`` says what
-    happens when several contributions arrive at one instant: ``one_by_one``, each slot given out before the next
-    arrival is looked at, or ``together``, all arrivals first.
+    the new version; mean staleness (n − 1)/K) or ``before_step`` (from the old one; n/K). With ``next_version`` the
+    slot of every contribution waits for the step that uses it, so that who delivered goes on from the next version.
+    ``simultaneous`` says what happens when several contributions arrive at one instant: ``one_by_one``, each slot given
+    out before the next arrival is looked at, or ``together``, all arrivals first.
     """
 
     limit: int
@@ -106,13 +114,19 @@ class Concurrency:
 
     def slots(self, now: Affairs) -> int:
         """How many leases may start now."""
-        if now.step is not None and self.redispatch == "after_step":
+        if now.step is not None and self.redispatch != "before_step":
             return 0
+        if self.redispatch == "next_version":
+            return self.limit - now.ledger.in_flight - now.ledger.buffered
         return self.limit - now.ledger.in_flight
 
     def refusal(self, now: Affairs) -> str:
         if now.ledger.in_flight >= self.limit:
             return f"{now.ledger.in_flight} of {self.limit} leases are in flight"
+        if now.step is None and self.redispatch == "next_version":
+            return (
+                f"{now.ledger.buffered} contributions wait for version {now.version + 1}, and their workers with them"
+            )
         return _under_way(now)
 
 
@@ -150,4 +164,4 @@ class StalenessBudget:
         )
 
 
-Admission = Cohort | Concurrency | StalenessBudget
+Admission = Cohort | Concurrency | StalenessBudget | Tiers | Compass

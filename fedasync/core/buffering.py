@@ -6,10 +6,12 @@ window already holds.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedasync.core.bounds import check_choice, check_integer
+from fedasync.core.bounds import check_choice, check_integer, check_real
+from fedasync.core.events import Arrival
 
 Order = Literal["arrival", "oldest_first"]
 WarmUp = Literal["wait_until_full", "average_what_is_there"]
@@ -76,4 +78,63 @@ class Sliding:
         return self.size if waiting >= self.size else 0
 
 
-Buffer = Barrier | Tumbling | Sliding
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """A step at the fixed times interval_s, 2·interval_s, … over whatever has arrived by then; none if nothing has.
+
+    FedFix (Fraboni et al. 2023). A contribution that arrives at the very instant of a step is part of it.
+    """
+
+    interval_s: float
+
+    def __post_init__(self) -> None:
+        check_real("periodic buffer: interval_s", self.interval_s, 0, above=True)
+
+    def missing(self, waiting: int, window: int, target: int) -> int:
+        return max(0, 1 - waiting)
+
+    def take(self, waiting: int, window: int, round_over: bool) -> int:
+        return waiting if round_over else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """SAFA's first come, first merged (Wu et al. 2021): a step when ``size`` contributions have been drafted.
+
+    Who was not drafted for the last step is drafted as it arrives; who was waits behind, and fills the quota only when
+    nobody is at work any more. A step consumes all that have arrived: the drafted ones, and those left over, which the
+    update sees as ``undrafted``.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_integer("quota", self.size, 1)
+
+    def missing(self, waiting: int, window: int, target: int) -> int:
+        return max(0, self.size - waiting)
+
+    def take(self, waiting: int, window: int, round_over: bool) -> int:
+        raise AssertionError("a quota is drafted, not counted")
+
+    def draft(self, waiting: Sequence[Arrival], drafted_last: Container[int], nobody_works: bool) -> list[int] | None:
+        """Places in ``waiting`` of those drafted, in order of arrival; None while the quota is open."""
+        first = [i for i, arrival in enumerate(waiting) if arrival.lease.worker not in drafted_last]
+        if len(first) < self.size and not nobody_works:
+            return None
+        behind = [i for i, arrival in enumerate(waiting) if arrival.lease.worker in drafted_last]
+        return (first + behind)[: self.size] or None
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The contributions of a group of leases that end together, as ``Tiers`` or ``Compass`` forms it."""
+
+    def missing(self, waiting: int, window: int, target: int) -> int:
+        return max(0, 1 - waiting)
+
+    def take(self, waiting: int, window: int, round_over: bool) -> int:
+        raise AssertionError("a group is ready when its leases have ended, not when it counts so many")
+
+
+Buffer = Barrier | Tumbling | Sliding | Periodic | Quota | Grouped

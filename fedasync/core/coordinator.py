@@ -14,13 +14,14 @@ The arrays of a contribution stay with the runtime, under the lease's number.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf, isfinite
 from typing import Any
 
-from fedasync.core.admission import Cohort
-from fedasync.core.buffering import Barrier, Sliding, Tumbling
+from fedasync.core.admission import Cohort, Groups
+from fedasync.core.buffering import Periodic
+from fedasync.core.compass import Compass
 from fedasync.core.events import (
     Accepted,
     Arrival,
@@ -48,6 +49,8 @@ from fedasync.core.log import (
     EventLog,
 )
 from fedasync.core.strategy import Strategy
+from fedasync.core.tiers import Tiers
+from fedasync.core.waiting import Waiting, arrival_of, plain
 
 _ACCEPTED = Accepted()
 _new = tuple.__new__
@@ -57,11 +60,12 @@ _new = tuple.__new__
 class Coordinator:
     """One run of a strategy.
 
-    ``log`` receives every change of every lease as a row. Calls must come with times that never go back; ValueError
-    otherwise, and for a lease number that was never given out.
+    ``log`` receives every change of every lease as a row. ``profile`` holds the seconds that each worker's work is
+    expected to take, for an admission that sorts workers by speed. Calls must come with times that never go back;
+    ValueError otherwise, for a lease number that was never given out, and where a profile is needed and missing.
     """
 
-    def __init__(self, strategy: Strategy, log: EventLog | None = None) -> None:
+    def __init__(self, strategy: Strategy, log: EventLog | None = None, profile: Sequence[float] | None = None) -> None:
         self.strategy = strategy
         self.version = 0
         self.published = 0
@@ -73,18 +77,16 @@ class Coordinator:
         self.log = EventLog(_forget) if log is None else log
         self._record = self.log.append
         self._admission = strategy.admission
-        self._buffer = strategy.buffer
         self._publication = strategy.publication
-        self._sliding = isinstance(strategy.buffer, Sliding)
         self._cohort = strategy.admission if isinstance(strategy.admission, Cohort) else None
         self._timeout_s = strategy.lease_timeout_s
-        self._needed = strategy.buffer.missing(0, 0, 0)
-        """Accepted contributions without which no step can begin (0 for a round, which failures may shorten)."""
+        grouping = isinstance(strategy.admission, (Tiers, Compass))
+        self.groups: Groups | None = strategy.admission.groups(profile) if grouping else None  # type: ignore[union-attr]
+        self._waiting = Waiting(strategy)
+        self._by_the_clock = isinstance(strategy.buffer, Periodic)
         self._most_stale = inf if strategy.max_staleness is None else strategy.max_staleness
         self._next_lease = 0
         self._leases: dict[int, Lease] = {}
-        self._waiting: deque[Arrival] = deque()
-        self._window: deque[int] = deque()
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -94,7 +96,7 @@ class Coordinator:
     @property
     def waiting(self) -> int:
         """Accepted contributions that no step has taken yet."""
-        return len(self._waiting)
+        return len(self._waiting.arrivals)
 
     @property
     def slots(self) -> int:
@@ -111,6 +113,10 @@ class Coordinator:
         """The leases in flight, in the order of their admission."""
         return tuple(self._leases.values())
 
+    def may_start(self, worker: int) -> bool:
+        """Whether this worker gets a lease if it asks now."""
+        return self.admits and not self._has_to_wait(worker)
+
     def is_in_flight(self, lease_id: int) -> bool:
         """Somebody still waits for this lease's result."""
         return lease_id in self._leases
@@ -122,11 +128,14 @@ class Coordinator:
         if not now >= self.now:
             self._at(now)
         self.now = now
-        if self._admission.slots(self) <= 0:
+        if self._admission.slots(self) <= 0 or self._has_to_wait(worker):
             return None
+        if self._by_the_clock and not self._leases and not self._waiting.arrivals:
+            self._waiting.sleeps_until(now)
         base, lease_id, ledger = self.published, self._next_lease, self.ledger
         deadline_s = None if self._timeout_s is None else now + self._timeout_s
-        lease: Lease = _new(Lease, (lease_id, worker, base, now, deadline_s))
+        group, steps = (0, None) if self.groups is None else self.groups.start(worker, now)
+        lease: Lease = _new(Lease, (lease_id, worker, base, now, deadline_s, group, steps))
         self._next_lease = lease_id + 1
         self.round_started += 1
         self._leases[lease_id] = lease
@@ -153,12 +162,16 @@ class Coordinator:
         elif defect is not None:
             self._reject(lease, defect, now)
             events = [Rejected(lease_id, defect)]
+            if self.groups is not None:
+                self.groups.ended(lease, now, accepted=False)
         else:
             self.ledger.buffered += 1
-            self._waiting.append(_new(Arrival, (lease, now, self.version)))
+            self._waiting.add(_new(Arrival, (lease, now, self.version)))
             self._record((now, DELIVERED, lease_id, lease.worker, lease.base_version, self.version, staleness, NONE))
             events = [_ACCEPTED]
-        if self.step is None and len(self._waiting) >= self._needed:
+            if self.groups is not None:
+                self.groups.ended(lease, now, accepted=True)
+        if self.step is None and len(self._waiting.arrivals) >= self._waiting.needed:
             self._advance(now, events)
         return events
 
@@ -181,15 +194,13 @@ class Coordinator:
         self.step = None
         self.version += 1
         self.round_started = 0
-        if self._sliding:
-            self._window = deque(step.window)
-            self._needed = self._buffer.missing(0, len(step.window), 0)
+        self._waiting.committed(step)
         record, base = self._record, step.version
-        for lease, _, _ in step.entering:
+        for lease, _, _ in step.entering + step.undrafted:
             tau = base - lease.base_version
             record((now, CONSUMED, lease.id, lease.worker, lease.base_version, base, tau, NONE))
-        self.ledger.buffered -= len(step.entering)
-        self.ledger.consumed += len(step.entering)
+        self.ledger.buffered -= len(step.entering) + len(step.undrafted)
+        self.ledger.consumed += len(step.entering) + len(step.undrafted)
         record((now, COMMITTED, NONE, NONE, NONE, self.version, NONE, NONE))
         events: list[Event] = []
         publication = self._publication
@@ -201,8 +212,13 @@ class Coordinator:
                 self._cancel_all("aborted by a publication", now, events)
         if self._most_stale < inf:
             self._sweep(now, events)
-        if len(self._waiting) >= self._needed:
-            self._advance(now, events)
+            if self.strategy.stop_stale:
+                doomed = [lease for lease in self._leases.values() if self._too_stale(lease)]
+                events.extend(self._cancel(lease, "stale", now) for lease in doomed)
+        enough = len(self._waiting.arrivals) >= self._waiting.needed
+        if enough or self.groups is not None:  # groups may have run out of time meanwhile
+            self._advance(now, events, starting=True)
+        self._waiting.silence()
         return events
 
     def next_timer(self) -> float | None:
@@ -211,17 +227,27 @@ class Coordinator:
             self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self._leases)
         while self._deadlines and self._deadlines[0][1] not in self._leases:
             heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        first_s = self._deadlines[0][0] if self._deadlines else inf
+        if self._by_the_clock and (self._leases or self._waiting.arrivals):
+            first_s = min(first_s, self._waiting.next_s)
+        if self.groups is not None and self.step is None and (group_s := self.groups.next_timer()) is not None:
+            first_s = min(first_s, group_s)
+        return first_s if first_s < inf else None
 
     def on_timer(self, now: float) -> list[Event]:
-        """Give up the leases whose time is over. A result that arrives at that very instant comes first."""
+        """Give up the leases whose time is over, and take the step that is due at this time.
+
+        A result that arrives at that very instant comes first.
+        """
         self._at(now)
         events: list[Event] = []
-        while (deadline_s := self.next_timer()) is not None and deadline_s <= now:
-            lease = self._leases.pop(heappop(self._deadlines)[1])
-            self.ledger.in_flight -= 1
-            events.append(self._failed(lease, "timeout", now))
-        if events and self.step is None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            lease = self._leases.pop(heappop(self._deadlines)[1], None)
+            if lease is not None:
+                self.ledger.in_flight -= 1
+                events.append(self._failed(lease, "timeout", now))
+        self._waiting.ring(now)
+        if self.step is None:
             self._advance(now, events)
         return events
 
@@ -231,19 +257,19 @@ class Coordinator:
         """Who waits for whom, in one line."""
         workers = sorted({lease.worker for lease in self._leases.values()})
         shown = ", ".join(map(str, workers[:8])) + (f" and {len(workers) - 8} more" if len(workers) > 8 else "")
-        missing = self.strategy.buffer.missing(len(self._waiting), len(self._window), self._round_target)
+        missing = self._waiting.missing(self._round_target)
         parts = [f"version {self.version}"]
         if self.step is not None:
             parts.append(f"the server applies {len(self.step.entering)} contributions and must commit")
         elif missing:
-            parts.append(f"the next step lacks {missing} contribution{'s' * (missing > 1)}, {len(self._waiting)} wait")
+            parts.append(f"the next step lacks {missing} contribution{'s' * (missing > 1)}, {self.waiting} wait")
         parts.append(f"{self.in_flight} in flight" + (f" at workers {shown}" if workers else ", nobody works"))
         if self.admits:
             parts.append("a free slot waits for a worker to ask")
         else:
             parts.append(f"no lease is given out: {self.strategy.admission.refusal(self)}")
         if (timer := self.next_timer()) is not None:
-            parts.append(f"the next lease times out at {timer:g} s")
+            parts.append(f"the next time limit is at {timer:g} s")
         return "; ".join(parts)
 
     def snapshot(self) -> dict[str, Any]:
@@ -256,28 +282,35 @@ class Coordinator:
             "now": self.now if isfinite(self.now) else None,
             "next_lease": self._next_lease,
             "leases": [list(lease) for lease in self._leases.values()],
-            "waiting": [_plain(a) for a in self._waiting],
-            "window": list(self._window),
+            "waiting": self._waiting.state(),
             "step": None
             if self.step is None
             else {
                 "version": self.step.version,
-                "entering": [_plain(a) for a in self.step.entering],
+                "entering": [plain(a) for a in self.step.entering],
                 "window": list(self.step.window),
                 "leaving": list(self.step.leaving),
+                "undrafted": [plain(a) for a in self.step.undrafted],
             },
+            "groups": None if self.groups is None else self.groups.state(),
             "ledger": self.ledger.as_dict(),
         }
 
     @classmethod
-    def restore(cls, strategy: Strategy, state: dict[str, Any], log: EventLog | None = None) -> Coordinator:
+    def restore(
+        cls,
+        strategy: Strategy,
+        state: dict[str, Any],
+        log: EventLog | None = None,
+        profile: Sequence[float] | None = None,
+    ) -> Coordinator:
         """A coordinator that goes on from ``snapshot``'s state as if nothing had happened.
 
         Raises ValueError when the snapshot was taken under another strategy.
         """
         if state["strategy"] != strategy.identity:
             raise ValueError(f"the snapshot is of strategy {state['strategy']}, not of {strategy.identity}")
-        self = cls(strategy, log)
+        self = cls(strategy, log, profile)
         self.version = state["version"]
         self.published = state["published"]
         self.round_started = state["round_started"]
@@ -285,12 +318,12 @@ class Coordinator:
         self.ledger = Ledger.from_dict(state["ledger"])
         self._next_lease = state["next_lease"]
         self._leases = {fields[0]: Lease(*fields) for fields in state["leases"]}
-        self._waiting = deque(map(_arrival, state["waiting"]))
-        self._window = deque(state["window"])
-        self._needed = self._buffer.missing(0, len(self._window), 0)
+        self._waiting.load(state["waiting"])
+        if self.groups is not None:
+            self.groups.load(state["groups"])
         if (step := state["step"]) is not None:
-            entering = tuple(map(_arrival, step["entering"]))
-            self.step = Step(step["version"], entering, tuple(step["window"]), tuple(step["leaving"]))
+            entering, undrafted = (tuple(map(arrival_of, step[name])) for name in ("entering", "undrafted"))
+            self.step = Step(step["version"], entering, tuple(step["window"]), tuple(step["leaving"]), undrafted)
         for lease in self._leases.values():
             if lease.deadline_s is not None:
                 heappush(self._deadlines, (lease.deadline_s, lease.id))
@@ -319,6 +352,10 @@ class Coordinator:
         self._record((now, IGNORED, lease_id, NONE, NONE, self.version, NONE, code))
         return None
 
+    def _has_to_wait(self, worker: int) -> bool:
+        """The worker gets no lease before a step, though others may."""
+        return worker in self._waiting.workers or (self.groups is not None and not self.groups.may_start(worker))
+
     @property
     def _round_target(self) -> int:
         """Results that the round still hopes for: those asked for, less the failures that nobody replaces."""
@@ -326,7 +363,7 @@ class Coordinator:
         if cohort is None:
             return 0
         to_come = cohort.size - self.round_started + len(self._leases)
-        return min(cohort.target, len(self._waiting) + to_come)
+        return min(cohort.target, self.waiting + to_come)
 
     def _too_stale(self, lease: Lease) -> bool:
         return self.version - lease.base_version > self._most_stale
@@ -343,68 +380,51 @@ class Coordinator:
     def _failed(self, lease: Lease, reason: str, now: float) -> Failed:
         self.ledger.failed[reason] += 1
         self._ended(FAILED, lease, reason, now)
+        if self.groups is not None:
+            self.groups.ended(lease, now, accepted=False)
         return Failed(lease, reason)
 
-    def _cancel_all(self, reason: str, now: float, events: list[Event]) -> None:
-        for lease in self._leases.values():
-            self.ledger.in_flight -= 1
-            self.ledger.cancelled[reason] += 1
-            self._ended(CANCELLED, lease, reason, now)
-            events.append(Cancelled(lease, reason))
-        self._leases.clear()
+    def _cancel(self, lease: Lease, reason: str, now: float) -> Cancelled:
+        del self._leases[lease.id]
+        self.ledger.in_flight -= 1
+        self.ledger.cancelled[reason] += 1
+        self._ended(CANCELLED, lease, reason, now)
+        if self.groups is not None:
+            self.groups.ended(lease, now, accepted=False)
+        return Cancelled(lease, reason)
 
-    def _advance(self, now: float, events: list[Event]) -> None:
-        """Hand out the next step if its contributions are there, and end a round that is over."""
-        waiting, buffer, cohort = self._waiting, self._buffer, self._cohort
-        round_over = False
+    def _cancel_all(self, reason: str, now: float, events: list[Event]) -> None:
+        events.extend(self._cancel(lease, reason, now) for lease in self.leases)
+
+    def _advance(self, now: float, events: list[Event], starting: bool = False) -> None:
+        """Hand out the next step if its contributions are there, and end a round that is over.
+
+        ``starting``: there is a new version, from which workers are about to start.
+        """
+        cohort, round_over = self._cohort, False
         if cohort is not None:
             all_ended = self.round_started >= cohort.size and not self._leases
-            round_over = len(waiting) >= cohort.target or all_ended
-            if all_ended and not waiting:
+            round_over = self.waiting >= cohort.target or all_ended
+            if all_ended and not self.waiting:
                 self.round_started = 0  # nothing came back: the round starts anew
-        taken = buffer.take(len(waiting), len(self._window), round_over)
-        if not taken:
+        nobody_works = not self._leases and not starting
+        self.step = self._waiting.step(
+            self.version, now, round_over=round_over, nobody_works=nobody_works, groups=self.groups
+        )
+        if self.step is None:
             return
-        if isinstance(buffer, Tumbling) and buffer.order == "oldest_first":
-            self._waiting = waiting = deque(sorted(waiting, key=_age))
-        if taken == len(waiting):
-            entering = tuple(waiting)
-            waiting.clear()
-        else:
-            entering = tuple(waiting.popleft() for _ in range(taken))
-        window: tuple[int, ...] = ()
-        leaving: tuple[int, ...] = ()
-        if isinstance(buffer, Sliding):
-            inside = (*self._window, *(a.lease.id for a in entering))
-            cut = max(0, len(inside) - buffer.size)
-            leaving, window = inside[:cut], inside[cut:]
-        self.step = Step(self.version, entering, window, leaving)
-        if isinstance(buffer, Barrier) and self._leases:
+        if cohort is not None and self._leases:
             self._cancel_all("over-selected", now, events)
         events.append(StepReady(self.step))
 
     def _sweep(self, now: float, events: list[Event]) -> None:
         """Drop what grew too stale while it waited for a step."""
-        if not any(self._too_stale(a.lease) for a in self._waiting):
-            return
-        for arrival in self._waiting:
-            if self._too_stale(arrival.lease):
-                self.ledger.buffered -= 1
-                self._reject(arrival.lease, "stale", now)
-                events.append(Rejected(arrival.lease.id, "stale"))
-        self._waiting = deque(a for a in self._waiting if not self._too_stale(a.lease))
-
-
-def _age(arrival: Arrival) -> tuple[int, int]:
-    return arrival.lease.base_version, arrival.lease.id
-
-
-def _plain(arrival: Arrival) -> list[Any]:
-    return [list(arrival.lease), arrival.delivered_s, arrival.delivered_version]
-
-
-def _arrival(fields: list[Any]) -> Arrival:
-    return Arrival(Lease(*fields[0]), fields[1], fields[2])
+        for lease in self._waiting.drop(self._too_stale):
+            self.ledger.buffered -= 1
+            self._reject(lease, "stale", now)
+            events.append(Rejected(lease.id, "stale"))
+            if self.groups is not None:
+                self.groups.dropped(lease)
 
 
 def _forget(_: bytes) -> None:

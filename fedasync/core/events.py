@@ -16,6 +16,10 @@ class Lease(NamedTuple):
     base_version: int
     admitted_s: float
     deadline_s: float | None = None
+    group: int = 0
+    """Leases of one group end together (``Tiers``, ``Compass``)."""
+    steps: int | None = None
+    """Local steps that the worker is to make; None leaves them to the workload."""
 
 
 class Arrival(NamedTuple):
@@ -30,7 +34,8 @@ class Step(NamedTuple):
     """What the next version is made of.
 
     ``entering`` are consumed by this step, in the order in which the update sees them; ``window`` and ``leaving`` are
-    the lease numbers inside a sliding window after the step, and those that it pushes out.
+    the lease numbers inside a sliding window after the step, and those that it pushes out. ``undrafted`` arrived beyond
+    a quota: they are consumed too, behind ``entering``.
     """
 
     version: int
@@ -38,6 +43,7 @@ class Step(NamedTuple):
     entering: tuple[Arrival, ...]
     window: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
+    undrafted: tuple[Arrival, ...] = ()
 
     def staleness(self, arrival: Arrival) -> int:
         """τ: versions between the contribution's base and the version that it is applied to."""

@@ -7,9 +7,11 @@ from math import inf
 from typing import Any
 
 from fedasync.core.admission import Admission, Cohort, Concurrency, StalenessBudget
-from fedasync.core.bounds import check_integer
-from fedasync.core.buffering import Barrier, Buffer, Tumbling
+from fedasync.core.bounds import check_integer, check_real
+from fedasync.core.buffering import Barrier, Buffer, Grouped, Quota, Sliding, Tumbling
+from fedasync.core.compass import Compass
 from fedasync.core.publication import EveryN, EveryVersion, Publication
+from fedasync.core.tiers import Tiers
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,10 @@ class Strategy:
     """Admission, buffer, update, publication, and the bounds that hold under any of them.
 
     ``update`` is opaque to the core: the runtime applies it between ``StepReady`` and ``commit``.
-    ``max_staleness`` drops a contribution that would be applied with a larger τ. ``lease_timeout_s`` gives up a lease
-    after that time. ``proximal_mu`` is the client's side of FedProx and FedAsync.
+    ``max_staleness`` drops a contribution that would be applied with a larger τ; with ``stop_stale`` a lease whose
+    contribution can only be dropped is cancelled at once. ``lease_timeout_s`` gives up a lease after that time.
+    ``clip_norm`` bounds how far a contribution may move the model from its base: one that goes farther is scaled back
+    to that distance; one beyond ``max_norm`` is rejected. ``proximal_mu`` is the client's side of FedProx and FedAsync.
 
     Raises ValueError for a choice that can never make progress.
     """
@@ -29,7 +33,10 @@ class Strategy:
     update: Any
     publication: Publication = EveryVersion()
     max_staleness: int | None = None
+    stop_stale: bool = False
     lease_timeout_s: float | None = None
+    clip_norm: float | None = None
+    max_norm: float | None = None
     proximal_mu: float = 0.0
 
     def __post_init__(self) -> None:
@@ -38,6 +45,12 @@ class Strategy:
                 f"strategy {self.name!r}: a cohort and a barrier belong together, got "
                 f"{type(self.admission).__name__} with {type(self.buffer).__name__}: no round would ever end"
             )
+        if isinstance(self.admission, (Tiers, Compass)) != isinstance(self.buffer, Grouped):
+            raise ValueError(
+                f"strategy {self.name!r}: leases in groups and a grouped buffer belong together, got "
+                f"{type(self.admission).__name__} with {type(self.buffer).__name__}"
+            )
+        self._check_that_a_step_can_be_reached()
         if isinstance(self.admission, StalenessBudget):
             batch, taken = self.admission.batch, getattr(self.buffer, "size", None)
             if not isinstance(self.buffer, Tumbling) or taken != batch:
@@ -52,6 +65,11 @@ class Strategy:
             raise ValueError(
                 f"strategy {self.name!r}: lease_timeout_s must be > 0 and finite, got {self.lease_timeout_s}"
             )
+        for name in ("clip_norm", "max_norm"):
+            if getattr(self, name) is not None:
+                check_real(f"strategy {self.name!r}: {name}", getattr(self, name), 0, above=True)
+        if self.stop_stale and self.max_staleness is None:
+            raise ValueError(f"strategy {self.name!r}: stop_stale needs a max_staleness beyond which work is stopped")
         if not 0 <= self.proximal_mu < inf:
             raise ValueError(f"strategy {self.name!r}: proximal_mu must be ≥ 0 and finite, got {self.proximal_mu}")
         lag = self.publication.n - 1 if isinstance(self.publication, EveryN) else 0
@@ -60,6 +78,19 @@ class Strategy:
                 f"strategy {self.name!r}: max_staleness = {self.max_staleness} admits nothing once the published "
                 f"version lags by more, and publishing every {lag + 1} versions lets it lag by {lag}; "
                 f"max_staleness ≥ {lag} would do"
+            )
+
+    def _check_that_a_step_can_be_reached(self) -> None:
+        """Workers that wait for the next version bring no more contributions to it than there are of them."""
+        waits = isinstance(self.admission, Concurrency) and self.admission.redispatch == "next_version"
+        if isinstance(self.buffer, Quota) and not waits:
+            raise ValueError(f"strategy {self.name!r}: a quota needs a concurrency with redispatch = 'next_version'")
+        needed = self.buffer.missing(0, 0, 0) if isinstance(self.buffer, (Tumbling, Sliding, Quota)) else 0
+        if waits and needed > self.admission.most_in_flight:
+            raise ValueError(
+                f"strategy {self.name!r}: a buffer of K = {needed} can never be filled by "
+                f"{self.admission.most_in_flight} workers that wait for the next version; K ≤ "
+                f"{self.admission.most_in_flight} would do"
             )
 
     @property
@@ -91,9 +122,11 @@ class Strategy:
                     f"strategy {self.name!r}: a cohort of {size} can never be filled by {workers} clients; "
                     f"cohort ≤ {workers} would do"
                 )
-            case Concurrency(limit=limit) if limit > workers:
+            case Concurrency(limit=limit) | Compass(limit=limit) if limit > workers:
                 return (
                     f"strategy {self.name!r}: a concurrency of {limit} can never be reached by {workers} clients, "
                     f"one lease each; concurrency ≤ {workers} would do"
                 )
+            case Tiers(tiers=tiers) if tiers > workers:
+                return f"strategy {self.name!r}: {tiers} tiers for {workers} clients; tiers ≤ {workers} would do"
         return None

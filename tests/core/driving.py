@@ -8,18 +8,23 @@ from fedasync.core import (
     KINDS,
     Barrier,
     Cohort,
+    Compass,
     Concurrency,
     Coordinator,
     Event,
     EventLog,
     EveryN,
     EveryVersion,
+    Grouped,
     Lease,
+    Periodic,
+    Quota,
     Sliding,
     StalenessBudget,
     Step,
     StepReady,
     Strategy,
+    Tiers,
     Tumbling,
 )
 from fedasync.core.log import COLUMNS
@@ -32,6 +37,12 @@ ADMISSIONS = {
     "concurrency_before_step": Concurrency(4, redispatch="before_step"),
     "concurrency_together": Concurrency(3, simultaneous="together"),
     "concurrency_of_one": Concurrency(1),
+    "waiting": Concurrency(4, redispatch="next_version"),
+    "waiting_together": Concurrency(3, redispatch="next_version", simultaneous="together"),
+    "tiers": Tiers(3, 2),
+    "tiers_of_one": Tiers(2, 1),
+    "compass": Compass(5, 2, 6),
+    "compass_of_one": Compass(1, 1, 4, patience=1.0, speed_momentum=1.0),
     "budget_synchronous": StalenessBudget(0, 3),
     "budget": StalenessBudget(2, 3, limit=4),
 }
@@ -40,6 +51,10 @@ BUFFERS = {
     "each": Tumbling(1),
     "tumbling": Tumbling(3),
     "oldest_first": Tumbling(3, order="oldest_first"),
+    "periodic": Periodic(2.0),
+    "quota": Quota(2),
+    "quota_of_one": Quota(1),
+    "grouped": Grouped(),
     "sliding": Sliding(3),
     "sliding_from_the_first": Sliding(3, warm_up="average_what_is_there"),
 }
@@ -50,6 +65,10 @@ PUBLICATIONS = {
     "every_second": EveryN(2),
     "every_third_aborting": EveryN(3, "abort"),
 }
+
+
+PROFILE = (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.5)
+"""Seconds that each of ten workers is expected to take."""
 
 
 def combinations(kind: str) -> list[tuple[str, str, str]]:

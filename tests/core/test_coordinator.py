@@ -240,7 +240,7 @@ def test_explanations_say_who_waits_for_whom() -> None:
     coordinator.deliver(leases[0].id, 1.0)
     assert coordinator.explain() == (
         "version 0; the next step lacks 2 contributions, 1 wait; 2 in flight at workers 4, 11; "
-        "no lease is given out: round 1 has started all 3 of its cohort; the next lease times out at 9 s"
+        "no lease is given out: round 1 has started all 3 of its cohort; the next time limit is at 9 s"
     )
     coordinator.deliver(leases[1].id, 1.0)
     coordinator.deliver(leases[2].id, 1.0)

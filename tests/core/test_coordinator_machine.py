@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from math import ceil, floor
 from typing import Any, ClassVar
 
 import pytest
@@ -22,23 +23,28 @@ from fedasync.core import (
     Barrier,
     Cancelled,
     Cohort,
+    Compass,
     Concurrency,
     Coordinator,
     Event,
     EventLog,
     Failed,
+    Grouped,
     Lease,
+    Periodic,
     Published,
+    Quota,
     Rejected,
     Sliding,
     StalenessBudget,
     Step,
     StepReady,
     Strategy,
+    Tiers,
     Tumbling,
 )
 
-from .driving import ADMISSIONS, BUFFERS, PUBLICATIONS, combinations, strategy, told
+from .driving import ADMISSIONS, BUFFERS, PROFILE, PUBLICATIONS, combinations, strategy, told
 
 REASONS = st.sampled_from(["lost", "crash", "dropout"])
 DEFECTS = st.sampled_from([None, None, None, "not finite", "wrong shape"])
@@ -54,19 +60,23 @@ class Life(RuleBasedStateMachine):
         data=st.data(),
         max_staleness=st.sampled_from([None, None, 2, 3]),
         lease_timeout_s=st.sampled_from([None, 2.0]),
+        stop_stale=st.booleans(),
     )
-    def start(self, data: st.DataObject, max_staleness: int | None, lease_timeout_s: float | None) -> None:
+    def start(
+        self, data: st.DataObject, max_staleness: int | None, lease_timeout_s: float | None, stop_stale: bool
+    ) -> None:
         admission, buffer, publication = data.draw(st.sampled_from(self.choices), label="decisions")
         self.strategy: Strategy = strategy(
             ADMISSIONS[admission],
             BUFFERS[buffer],
             PUBLICATIONS[publication],
             max_staleness=max_staleness,
+            stop_stale=stop_stale and max_staleness is not None,
             lease_timeout_s=lease_timeout_s,
         )
         self.log, self.twin_log = EventLog(), EventLog()
-        self.subject = Coordinator(self.strategy, self.log)
-        self.twin = Coordinator(self.strategy, self.twin_log)
+        self.subject = Coordinator(self.strategy, self.log, PROFILE)
+        self.twin = Coordinator(self.strategy, self.twin_log, PROFILE)
         self.now = 0.0
         self.version = self.published = 0
         self.state: dict[int, str] = {}
@@ -76,17 +86,28 @@ class Life(RuleBasedStateMachine):
         self.step: Step | None = None
         self.started_this_round = 0
         self.ignored = 0
+        self.tick, self.tick_due = 1, False
+        self.kept: list[tuple[Any, str]] = []
+        self.drafted: set[int] = set()
+        self.starting = False
+        """A version was just made, and nothing has happened since."""
+        self.started_of = [0] * 3
 
     # -- what a runtime may do -----------------------------------------------------------------------------------
 
     @rule(passes=TIMES, worker=st.integers(0, 9))
     def somebody_asks(self, passes: float, worker: int) -> None:
         self.now += passes
-        admits = self.subject.admits
+        may_start = self.subject.may_start(worker)
+        assert may_start is (self.subject.admits and not self.has_to_wait(worker))
+        if may_start and isinstance(self.strategy.buffer, Periodic) and not self.waiting and not self.subject.leases:
+            self.tick = max(self.tick, ceil(self.now / self.strategy.buffer.interval_s))
         lease = self.both("request", worker, self.now)
-        assert (lease is not None) is admits
+        assert (lease is not None) is may_start
         if lease is None:
             return
+        self.starting = False
+        self.check_group_and_steps(lease)
         assert lease.id == len(self.state)
         assert (lease.worker, lease.base_version, lease.admitted_s) == (worker, self.published, self.now)
         timeout_s = self.strategy.lease_timeout_s
@@ -117,9 +138,14 @@ class Life(RuleBasedStateMachine):
             for lease in self.lease.values()
             if self.state[lease.id] == "in_flight" and lease.deadline_s is not None and lease.deadline_s <= self.now
         ]
+        if isinstance(self.strategy.buffer, Periodic) and self.tick * self.strategy.buffer.interval_s <= self.now:
+            self.tick, self.tick_due = floor(self.now / self.strategy.buffer.interval_s) + 1, True
         events = self.both("on_timer", self.now)
         assert sorted(e.lease.id for e in events if isinstance(e, Failed)) == due
         self.follow(events)
+        if self.step is None:
+            assert not (self.tick_due and self.waiting)
+            self.tick_due = False
 
     @precondition(lambda self: self.step is not None)
     @rule(passes=TIMES)
@@ -131,9 +157,12 @@ class Life(RuleBasedStateMachine):
         self.version += 1
         self.started_this_round = 0
         self.window = list(step.window)
-        for arrival in step.entering:
+        for arrival in step.entering + step.undrafted:
             self.state[arrival.lease.id] = "consumed"
-        self.follow(self.both("commit", self.now))
+        self.starting = True
+        self.follow(self.both("commit", self.now), committed=True)
+        assert self.step is not None or not (self.tick_due and self.waiting)
+        self.tick_due = False
 
     @precondition(lambda self: self.step is None)
     @rule()
@@ -159,7 +188,21 @@ class Life(RuleBasedStateMachine):
     @rule()
     def the_coordinator_is_replaced_by_its_snapshot(self) -> None:
         state = json.loads(json.dumps(self.subject.snapshot()))
-        self.subject = Coordinator.restore(self.strategy, state, self.log)
+        self.subject = Coordinator.restore(self.strategy, state, self.log, PROFILE)
+
+    @rule()
+    def a_snapshot_is_a_copy(self) -> None:
+        """What the coordinator does next changes none that was taken, and a restored one lives its own life."""
+        before = self.subject.snapshot()
+        kept = json.dumps(before)
+        self.kept.append((before, kept))
+        other = Coordinator.restore(self.strategy, before, profile=PROFILE)
+        for worker in range(len(PROFILE)):
+            other.request(worker, self.now)
+        for lease in other.leases:
+            other.deliver(lease.id, self.now)
+        assert json.dumps(before) == kept
+        assert self.subject.snapshot() == json.loads(kept)
 
     # -- what must hold afterwards -------------------------------------------------------------------------------
 
@@ -192,6 +235,19 @@ class Life(RuleBasedStateMachine):
         elif isinstance(buffer, Sliding):
             filling = not self.window and buffer.warm_up == "wait_until_full"
             assert waiting < (buffer.size if filling else 1)
+        elif isinstance(buffer, Quota):
+            assert sum(a.lease.worker not in self.drafted for a in self.waiting) < buffer.size
+            assert not waiting or self.subject.in_flight or self.starting
+        elif isinstance(admission, Tiers):
+            for tier, target in enumerate(self.tier_targets()):
+                flying, there = self.of_group(tier)
+                assert not there or flying or self.started_of[tier] < target
+        elif isinstance(admission, Compass):
+            for number, group in self.subject.snapshot()["groups"]["groups"]:
+                flying, there = self.of_group(number)
+                assert group["in_flight"] == flying
+                assert group["arrived"] == [a.lease.worker for a in there]
+                assert flying  # one that has arrived whole is merged, and one that lost all is forgotten
         elif isinstance(admission, Cohort):
             assert waiting < admission.target
             assert self.subject.in_flight or self.started_this_round < admission.size
@@ -202,6 +258,14 @@ class Life(RuleBasedStateMachine):
         match admission:
             case Cohort(size=size):
                 expected = self.started_this_round < size and not stepping
+            case Concurrency(limit=limit, redispatch="next_version"):
+                expected = flying + len(self.waiting) < limit and not stepping
+            case Tiers():
+                targets = self.tier_targets()
+                expected = not stepping and any(map(int.__lt__, self.started_of, targets))
+            case Compass(limit=limit):
+                groups = self.open_groups()
+                expected = not stepping and flying + sum(a.lease.group in groups for a in self.waiting) < limit
             case Concurrency(limit=limit, redispatch=redispatch):
                 expected = flying < limit and (redispatch == "before_step" or not stepping)
             case StalenessBudget(eta=eta, batch=batch, limit=limit):
@@ -223,12 +287,18 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def timers_and_twin_agree(self) -> None:
         deadlines = [x.deadline_s for x in self.subject.leases if x.deadline_s is not None]
+        if isinstance(self.strategy.buffer, Periodic) and (self.subject.leases or self.waiting):
+            deadlines.append(self.tick * self.strategy.buffer.interval_s)
+        if isinstance(self.strategy.admission, Compass) and self.step is None:
+            groups = self.subject.snapshot()["groups"]["groups"]
+            deadlines += [group["latest_s"] for _, group in groups if group["latest_s"] is not None]
         assert self.subject.next_timer() == (min(deadlines) if deadlines else None)
         assert self.subject.snapshot() == self.twin.snapshot()
 
     def teardown(self) -> None:
         if not hasattr(self, "log"):
             return
+        assert all(json.dumps(state) == kept for state, kept in self.kept)
         rows = told(self.log)
         assert rows == told(self.twin_log)
         kinds = Counter(row["kind"] for row in rows)
@@ -264,8 +334,54 @@ class Life(RuleBasedStateMachine):
         assert answer == getattr(self.twin, call)(*arguments)
         return answer
 
-    def follow(self, events: list[Event], told_of: int | None = None) -> None:
+    def has_to_wait(self, worker: int) -> bool:
+        """Whether a worker may not start though others may."""
+        match self.strategy.admission:
+            case Tiers():
+                tier = self.tier_of(worker)
+                return self.started_of[tier] >= self.tier_targets()[tier]
+            case Compass():
+                groups = self.open_groups()
+                return any(a.lease.worker == worker and a.lease.group in groups for a in self.waiting)
+            case Concurrency(redispatch="next_version"):
+                return any(a.lease.worker == worker for a in self.waiting)
+        return False
+
+    def tier_of(self, worker: int) -> int:
+        tiers = self.strategy.admission.tiers if isinstance(self.strategy.admission, Tiers) else 1
+        faster = sum((t, other) < (PROFILE[worker], worker) for other, t in enumerate(PROFILE))
+        return faster * tiers // len(PROFILE)
+
+    def tier_targets(self) -> list[int]:
+        admission = self.strategy.admission
+        assert isinstance(admission, Tiers)
+        members = Counter(map(self.tier_of, range(len(PROFILE))))
+        return [min(admission.cohort, members[tier]) for tier in range(admission.tiers)]
+
+    def open_groups(self) -> set[int]:
+        return {number for number, _ in self.subject.snapshot()["groups"]["groups"]}
+
+    def of_group(self, group: int) -> tuple[int, list[Arrival]]:
+        """Leases of a group in flight, and those of its contributions that wait."""
+        flying = sum(state == "in_flight" and self.lease[i].group == group for i, state in self.state.items())
+        return flying, [a for a in self.waiting if a.lease.group == group]
+
+    def check_group_and_steps(self, lease: Lease) -> None:
+        admission = self.strategy.admission
+        if isinstance(admission, Compass):
+            assert lease.steps is not None
+            assert admission.least_steps <= lease.steps <= admission.most_steps
+            return
+        assert lease.steps is None
+        if isinstance(admission, Tiers):
+            assert lease.group == self.tier_of(lease.worker)
+            self.started_of[lease.group] += 1
+        else:
+            assert lease.group == 0
+
+    def follow(self, events: list[Event], told_of: int | None = None, *, committed: bool = False) -> None:
         """Move the model's leases as the events say, and check that each says what it may."""
+        self.starting = committed or (self.starting and not events)
         for event in events:
             match event:
                 case Accepted():
@@ -296,6 +412,10 @@ class Life(RuleBasedStateMachine):
             flying = any(state == "in_flight" for state in self.state.values())
             if self.started_this_round >= self.strategy.admission.size and not flying:
                 self.started_this_round = 0
+        if isinstance(self.strategy.admission, Tiers):
+            for tier, target in enumerate(self.tier_targets()):
+                if self.started_of[tier] >= target and self.of_group(tier) == (0, []):
+                    self.started_of[tier] = 0
 
     def take(self, step: Step) -> None:
         """The step takes the right contributions, in the right order, and they leave the queue."""
@@ -309,6 +429,25 @@ class Life(RuleBasedStateMachine):
         elif isinstance(buffer, Barrier):
             expected = list(waiting)
             assert not any(state == "in_flight" for state in self.state.values())
+        elif isinstance(buffer, Periodic):
+            assert self.tick_due
+            expected = list(waiting)
+        elif isinstance(buffer, Quota):
+            first = [a for a in waiting if a.lease.worker not in self.drafted]
+            behind = [a for a in waiting if a.lease.worker in self.drafted]
+            if len(first) < buffer.size:
+                assert not self.starting
+                assert not any(state == "in_flight" for state in self.state.values())
+            expected = (first + behind)[: buffer.size]
+            self.drafted = {a.lease.worker for a in expected}
+        elif isinstance(buffer, Grouped):
+            group = step.entering[0].lease.group if isinstance(self.strategy.admission, Tiers) else None
+            open_groups = self.open_groups() if group is None else set()
+            expected = (
+                [a for a in waiting if a.lease.group == group]
+                if group is not None
+                else [a for a in waiting if a.lease.group not in open_groups]
+            )
         else:
             filling = not self.window and buffer.warm_up == "wait_until_full"
             expected = waiting[: buffer.size if filling else 1]
@@ -316,7 +455,9 @@ class Life(RuleBasedStateMachine):
             assert list(step.window) == inside[-buffer.size :]
             assert list(step.leaving) == inside[: -buffer.size]
         assert list(step.entering) == expected
-        self.waiting = [a for a in waiting if a not in expected]
+        left = [a for a in waiting if a not in expected]
+        assert list(step.undrafted) == (left if isinstance(buffer, Quota) else [])
+        self.waiting = [] if isinstance(buffer, Quota) else left
         self.step = step
 
 
@@ -328,18 +469,33 @@ class LifeOfConcurrency(Life):
     choices: ClassVar[list[tuple[str, str, str]]] = combinations("concurrency")
 
 
+class LifeOfWaiting(Life):
+    choices: ClassVar[list[tuple[str, str, str]]] = combinations("waiting")
+
+
+class LifeOfTiers(Life):
+    choices: ClassVar[list[tuple[str, str, str]]] = combinations("tiers")
+
+
+class LifeOfCompass(Life):
+    choices: ClassVar[list[tuple[str, str, str]]] = combinations("compass")
+
+
 class LifeOfBudgets(Life):
     choices: ClassVar[list[tuple[str, str, str]]] = combinations("budget")
 
 
-for life in (LifeOfCohorts, LifeOfConcurrency, LifeOfBudgets):
+for life in (LifeOfCohorts, LifeOfConcurrency, LifeOfWaiting, LifeOfTiers, LifeOfCompass, LifeOfBudgets):
     life.TestCase.settings = settings(
         deadline=None,
-        max_examples=max(60, len(life.choices)),
+        max_examples=min(max(50, len(life.choices)), 80),
         stateful_step_count=40,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
 TestCohorts = LifeOfCohorts.TestCase
 TestConcurrency = LifeOfConcurrency.TestCase
+TestWaiting = LifeOfWaiting.TestCase
+TestTiers = LifeOfTiers.TestCase
+TestCompass = LifeOfCompass.TestCase
 TestBudgets = LifeOfBudgets.TestCase

@@ -10,12 +10,17 @@ import pytest
 from fedasync.core import (
     Barrier,
     Cohort,
+    Compass,
     Concurrency,
     EveryN,
     EveryVersion,
+    Grouped,
+    Periodic,
+    Quota,
     Sliding,
     StalenessBudget,
     Strategy,
+    Tiers,
     Tumbling,
 )
 
@@ -65,6 +70,55 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: strategy(Concurrency(2), Tumbling(1), EveryN(4), max_staleness=2),
         "max_staleness ≥ 3 would do",
     ),
+    "no tiers": (lambda: Tiers(0, 2), "tiers must be an integer ≥ 1, got 0"),
+    "empty round of a tier": (lambda: Tiers(2, 0), "cohort size must be an integer ≥ 1, got 0"),
+    "empty quota": (lambda: Quota(0), "quota must be an integer ≥ 1, got 0"),
+    "no interval": (lambda: Periodic(0.0), "interval_s must be a finite number > 0, got 0.0"),
+    "misspelt redispatch": (
+        lambda: Concurrency(2, redispatch="next"),  # type: ignore[arg-type]
+        "redispatch must be 'after_step' or 'before_step' or 'next_version', got 'next'",
+    ),
+    "tiers without groups": (
+        lambda: strategy(Tiers(2, 2), Tumbling(2)),
+        "leases in groups and a grouped buffer belong together, got Tiers with Tumbling",
+    ),
+    "tiers with a barrier": (lambda: strategy(Tiers(2, 2), Barrier()), "belong together, got Tiers with Barrier"),
+    "compass without groups": (lambda: strategy(Compass(2), Periodic(1.0)), "got Compass with Periodic"),
+    "groups that nobody forms": (lambda: strategy(Concurrency(2), Grouped()), "got Concurrency with Grouped"),
+    "a cohort's groups": (lambda: strategy(Cohort(2), Grouped()), "got Cohort with Grouped"),
+    "quota of workers that do not wait": (
+        lambda: strategy(Concurrency(2), Quota(2)),
+        "a quota needs a concurrency with redispatch = 'next_version'",
+    ),
+    "quota under a budget": (lambda: strategy(StalenessBudget(1, 2), Quota(2)), "a quota needs a concurrency"),
+    "fixed times under a budget": (
+        lambda: strategy(StalenessBudget(1, 2), Periodic(1.0)),
+        "does not fit a staleness budget",
+    ),
+    "quota beyond the workers that wait": (
+        lambda: strategy(Concurrency(3, redispatch="next_version"), Quota(4)),
+        "a buffer of K = 4 can never be filled by 3 workers that wait for the next version; K ≤ 3 would do",
+    ),
+    "buffer beyond the workers that wait": (
+        lambda: strategy(Concurrency(3, redispatch="next_version"), Tumbling(4)),
+        "K ≤ 3 would do",
+    ),
+    "window beyond the workers that wait": (
+        lambda: strategy(Concurrency(3, redispatch="next_version"), Sliding(4)),
+        "K ≤ 3 would do",
+    ),
+    "stopping what is never too stale": (
+        lambda: strategy(Concurrency(3), Tumbling(1), stop_stale=True),
+        "stop_stale needs a max_staleness beyond which work is stopped",
+    ),
+    "clipped to nothing": (
+        lambda: strategy(Concurrency(3), Tumbling(1), clip_norm=0.0),
+        "clip_norm must be a finite number > 0, got 0.0",
+    ),
+    "nothing is near enough": (
+        lambda: strategy(Concurrency(3), Tumbling(1), max_norm=-1.0),
+        "max_norm must be a finite number > 0, got -1.0",
+    ),
 }
 
 
@@ -109,10 +163,17 @@ def test_slots_given_out_before_the_step_cannot_wait_for_all_arrivals_of_the_ins
         (Concurrency(9), Tumbling(4), 4),
         (Concurrency(2), Sliding(4), 4),
         (Concurrency(2), Sliding(4, warm_up="average_what_is_there"), 1),
+        (Concurrency(4, redispatch="next_version"), Sliding(4), 4),
+        (Concurrency(4, redispatch="next_version"), Quota(3), 3),
+        (Concurrency(4), Periodic(1.0), 1),
+        (Tiers(3, 2), Grouped(), 1),
+        (Compass(3), Grouped(), 1),
     ],
 )
 def test_a_strategy_knows_what_its_first_step_needs(
-    admission: Cohort | Concurrency, buffer: Barrier | Tumbling | Sliding, needs: int
+    admission: Cohort | Concurrency | Tiers | Compass,
+    buffer: Barrier | Tumbling | Sliding | Quota | Periodic | Grouped,
+    needs: int,
 ) -> None:
     assert strategy(admission, buffer).first_step_needs == needs
 
@@ -127,3 +188,10 @@ def test_plato_195_more_clients_a_round_than_there_are_is_refused_at_once() -> N
         strategy(Concurrency(501), Tumbling(1)).refusal(500)
     )
     assert strategy(StalenessBudget(3, 400), Tumbling(400)).refusal(500) is None
+
+
+def test_tiers_and_a_compass_that_need_more_clients_than_there_are_are_refused() -> None:
+    assert "a concurrency of 9 can never be reached by 8 clients" in str(strategy(Compass(9), Grouped()).refusal(8))
+    assert "9 tiers for 8 clients; tiers ≤ 8 would do" in str(strategy(Tiers(9, 1), Grouped()).refusal(8))
+    assert strategy(Tiers(8, 50), Grouped()).refusal(8) is None
+    assert strategy(Compass(8), Grouped()).refusal(8) is None

@@ -1,0 +1,179 @@
+"""Contributions that were accepted and wait, and the steps that they make."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import floor, inf
+from typing import Any
+
+from fedasync.core.admission import Concurrency, Groups
+from fedasync.core.buffering import Grouped, Periodic, Quota, Sliding, Tumbling
+from fedasync.core.events import Arrival, Lease, Step
+from fedasync.core.strategy import Strategy
+
+
+class Waiting:
+    """The state of a strategy's buffer: what waits, what a sliding window holds, when a step is due by the clock."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        buffer = strategy.buffer
+        self.arrivals: deque[Arrival] = deque()
+        """In order of delivery."""
+        self.needed = 1 if isinstance(buffer, Quota) else buffer.missing(0, 0, 0)
+        """Contributions without which no step can begin (0 for a round, which failures may shorten)."""
+        self.workers: set[int] = set()
+        """Workers that wait for the next version, where delivering means waiting for it."""
+        admission = strategy.admission
+        self._holds_workers = isinstance(admission, Concurrency) and admission.redispatch == "next_version"
+        self._buffer = buffer
+        self._window: tuple[int, ...] = ()
+        self._interval_s = buffer.interval_s if isinstance(buffer, Periodic) else 0.0
+        self._ticks = 1
+        """The next step at a fixed time is that many intervals from time 0."""
+        self._tick_due = False
+        self._drafted: set[int] = set()
+        """Workers that were drafted for the last step."""
+
+    def add(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+        if self._holds_workers:
+            self.workers.add(arrival.lease.worker)
+
+    def missing(self, target: int) -> int:
+        """Contributions that the next step lacks; ``target`` is what a round hopes for."""
+        return self._buffer.missing(len(self.arrivals), len(self._window), target)
+
+    def step(
+        self, version: int, now: float, *, round_over: bool, nobody_works: bool, groups: Groups | None
+    ) -> Step | None:
+        """The step that starts from ``version``, if what it needs is there: its contributions wait no more."""
+        buffer, waiting = self._buffer, self.arrivals
+        if isinstance(buffer, Quota):
+            return self._drafted_step(buffer, version, nobody_works)
+        if isinstance(buffer, Grouped):
+            return self._group_step(version, now, groups)
+        due, self._tick_due = round_over or self._tick_due, False
+        taken = buffer.take(len(waiting), len(self._window), due)
+        if not taken:
+            return None
+        if isinstance(buffer, Tumbling) and buffer.order == "oldest_first":
+            self.arrivals = waiting = deque(sorted(waiting, key=_age))
+        if taken == len(waiting):
+            entering = tuple(waiting)
+            waiting.clear()
+        else:
+            entering = tuple(waiting.popleft() for _ in range(taken))
+        self._note_workers()
+        if not isinstance(buffer, Sliding):
+            return Step(version, entering)
+        inside = (*self._window, *(arrival.lease.id for arrival in entering))
+        cut = max(0, len(inside) - buffer.size)
+        return Step(version, entering, inside[cut:], inside[:cut])
+
+    def committed(self, step: Step) -> None:
+        """The step has become a version."""
+        if isinstance(self._buffer, Sliding):
+            self._window = step.window
+            self.needed = self._buffer.missing(0, len(step.window), 0)
+
+    def drop(self, too_stale: Callable[[Lease], bool]) -> list[Lease]:
+        """Leases whose contributions wait and grew too stale: they wait no more."""
+        dropped = [arrival.lease for arrival in self.arrivals if too_stale(arrival.lease)]
+        if dropped:
+            self.arrivals = deque(arrival for arrival in self.arrivals if not too_stale(arrival.lease))
+            self._note_workers()
+        return dropped
+
+    # -- steps at fixed times ----------------------------------------------------------------------------------
+
+    @property
+    def next_s(self) -> float:
+        """When the next step is due by the clock (infinite: never)."""
+        return self._ticks * self._interval_s if self._interval_s else inf
+
+    def sleeps_until(self, now: float) -> None:
+        """Nobody was there for the steps that were due before now."""
+        if self._interval_s:
+            self._ticks = max(self._ticks, self._first_tick(now))
+
+    def ring(self, now: float) -> None:
+        """It is ``now``: a step may be due."""
+        if self.next_s <= now:
+            self._ticks = self._first_tick(now)
+            self._ticks += self.next_s <= now
+            self._tick_due = True
+
+    def silence(self) -> None:
+        """A step that was due, and for which nobody was there, is not made up for."""
+        self._tick_due = False
+
+    def _first_tick(self, now: float) -> int:
+        """The smallest k with k·interval ≥ now: found beside the quotient, which is rounded."""
+        tick = max(1, floor(now / self._interval_s) - 1)
+        while tick * self._interval_s < now:
+            tick += 1
+        return tick
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, for a snapshot."""
+        return {
+            "arrivals": [plain(arrival) for arrival in self.arrivals],
+            "window": list(self._window),
+            "ticks": self._ticks,
+            "tick_due": self._tick_due,
+            "drafted": sorted(self._drafted),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.arrivals = deque(map(arrival_of, state["arrivals"]))
+        self._window = tuple(state["window"])
+        if isinstance(self._buffer, Sliding):
+            self.needed = self._buffer.missing(0, len(self._window), 0)
+        self._ticks, self._tick_due = state["ticks"], state["tick_due"]
+        self._drafted = set(state["drafted"])
+        self._note_workers()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _note_workers(self) -> None:
+        if self._holds_workers:
+            self.workers = {arrival.lease.worker for arrival in self.arrivals}
+
+    def _drafted_step(self, quota: Quota, version: int, nobody_works: bool) -> Step | None:
+        """The step of a quota that is full: it takes all that wait."""
+        waiting = tuple(self.arrivals)
+        places = quota.draft(waiting, self._drafted, nobody_works)
+        if places is None:
+            return None
+        entering = tuple(waiting[i] for i in places)
+        self._drafted = {arrival.lease.worker for arrival in entering}
+        self.arrivals.clear()
+        self._note_workers()
+        chosen = set(places)
+        return Step(version, entering, undrafted=tuple(a for i, a in enumerate(waiting) if i not in chosen))
+
+    def _group_step(self, version: int, now: float, groups: Groups | None) -> Step | None:
+        """The step of a group that is ready."""
+        if groups is None or (ready := groups.ready(now)) is None:
+            return None
+        entering = tuple(arrival for arrival in self.arrivals if groups.is_part(arrival.lease, ready))
+        self.arrivals = deque(arrival for arrival in self.arrivals if not groups.is_part(arrival.lease, ready))
+        groups.taken(ready)
+        return Step(version, entering)
+
+
+def _age(arrival: Arrival) -> tuple[int, int]:
+    return arrival.lease.base_version, arrival.lease.id
+
+
+def plain(arrival: Arrival) -> list[Any]:
+    """An arrival as JSON keeps it."""
+    return [list(arrival.lease), arrival.delivered_s, arrival.delivered_version]
+
+
+def arrival_of(fields: list[Any]) -> Arrival:
+    """The arrival that ``plain`` wrote."""
+    return Arrival(Lease(*fields[0]), fields[1], fields[2])
