@@ -96,7 +96,7 @@ class Arrivals:
         self._next = in_flight
         self._buffer: list[int] = []
         for lease in self._leases:
-            self.server.lease(lease)
+            self.server.lease(lease, 0)
 
     def bring(self, values: list[Tensor]) -> float:
         """CPU-seconds of one arrival of the only element of ``values``, which is taken out: memory changes hands."""
@@ -110,7 +110,7 @@ class Arrivals:
         if step is not None:
             self.server.apply(step)
             self.server.publish()
-        self.server.lease(new)
+        self.server.lease(new, 0)
         took = time.process_time() - start
         self.version += step is not None
         self._leases.append(new)

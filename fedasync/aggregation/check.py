@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from math import isfinite
-from numbers import Integral
+from dataclasses import replace
+from math import inf, isfinite
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedasync.aggregation.model import Contribution, Form, Model
+from fedasync.aggregation.norms import Norms, limit
 from fedasync.aggregation.update import blocks
 
 if TYPE_CHECKING:
@@ -21,9 +23,12 @@ class Defect(NamedTuple):
     detail: str
 
 
-def taken(contribution: Contribution, base: Model, form: Form, held: Container[int]) -> Contribution | Defect:
+def taken(
+    contribution: Contribution, base: Model, form: Form, held: Container[int], norms: Norms = Norms()
+) -> Contribution | Defect:
     """Check a contribution and turn it into ``form`` in one pass over memory; the defect if it is unfit.
 
+    Bounds on its norm are a pass more.
     ``base`` is the version that its client started from, and is only read; ``held`` are the addresses of the storages
     that the receiver holds. Values that lie ``alone`` are taken over where they lie, and a change of form overwrites
     them, also when a defect is found half way; all others are copied into fresh memory.
@@ -38,7 +43,9 @@ def taken(contribution: Contribution, base: Model, form: Form, held: Container[i
         kept = base.values.new_empty(values.shape)
     bad = _into(kept, values, base.values, 0 if contribution.form == form else -1 if form == "delta" else 1)
     found = _not_finite(bad, values) or _wrong_integers(contribution, base)
-    return found or Contribution(kept, form, contribution.samples, contribution.integers)
+    if found is None and (too_far := limit(kept, base.values, form, norms)) is not None:
+        found = Defect("norm too large", too_far)
+    return found or replace(contribution, values=kept, form=form)
 
 
 def alone(values: Tensor, held: Container[int]) -> bool:
@@ -103,6 +110,9 @@ def _malformed(contribution: Contribution, model: Model) -> Defect | None:
     samples = contribution.samples
     if isinstance(samples, bool) or not isinstance(samples, Integral) or samples < 1:
         return Defect("no samples", f"samples = {samples!r}; an integer ≥ 1 would do")
+    size = contribution.step_size_sum
+    if size is not None and not (isinstance(size, Real) and 0 < size < inf):
+        return Defect("wrong step sizes", f"step_size_sum = {size!r}; a finite number > 0, or None, would do")
     return None
 
 

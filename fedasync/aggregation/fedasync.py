@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedasync.aggregation.model import Form
 from fedasync.aggregation.update import Inputs, blocks
-from fedasync.core.staleness import Constant, Staleness
+from fedasync.core.staleness import Constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ class Mixing:
     """Mix each model into the current one, less if it is stale; α_t comes from the base α each time."""
 
     alpha: float = 0.6
-    staleness: Staleness = Constant()
+    staleness: Callable[[int], float] = Constant()
     wants: Form = "parameters"
 
     def __post_init__(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,8 @@ class Entry:
     start: int
     averaged: bool = True
     """False for integer state (BatchNorm's ``num_batches_tracked``): it lies in ``Model.integers``."""
+    statistic: bool = field(default=False, compare=False)
+    """A floating buffer (BatchNorm's running variance): clients' values are averaged, and no rule steps along it."""
 
     @property
     def size(self) -> int:
@@ -34,13 +36,13 @@ class Layout:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor], statistics: Container[str] = ()) -> Layout:
         """The layout of named tensors: floating ones are averaged, all others carried."""
         entries = []
         end = {True: 0, False: 0}
         for name, tensor in tensors.items():
             averaged = tensor.is_floating_point()
-            entries.append(Entry(name, tuple(tensor.shape), end[averaged], averaged))
+            entries.append(Entry(name, tuple(tensor.shape), end[averaged], averaged, averaged and name in statistics))
             end[averaged] += tensor.numel()
         return cls(tuple(entries))
 
@@ -48,6 +50,11 @@ class Layout:
     def parameters(self) -> int:
         """Length P of the flat float vector."""
         return sum(e.size for e in self.entries if e.averaged)
+
+    @property
+    def statistics(self) -> list[slice]:
+        """Where the statistics lie in the flat float vector."""
+        return [slice(e.start, e.start + e.size) for e in self.entries if e.statistic]
 
     @property
     def carried(self) -> int:
@@ -78,11 +85,11 @@ class Model:
     integers: Tensor | None = None
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Model:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], statistics: Container[str] = ()) -> Model:
         """Copy named tensors (a ``state_dict``) into a fresh flat model; all float tensors share one dtype."""
         import torch
 
-        layout = Layout.of(tensors)
+        layout = Layout.of(tensors, statistics)
         floats = [t.detach().reshape(-1) for t in tensors.values() if t.is_floating_point()]
         others = [t.detach().reshape(-1).to(torch.int64) for t in tensors.values() if not t.is_floating_point()]
         if not floats:
@@ -125,9 +132,14 @@ class Contribution:
     ``values`` [P] belongs to the receiver from when it is handed over: it may be overwritten, and its memory may become
     a version's. Nobody else writes it from then on, nor counts on what it holds. ``samples`` is the number of training
     samples behind it, the weight n_k of FedAvg.
+
+    ``step_size_sum`` is how far a gradient of constant 1 would have moved each parameter: the sum of the step sizes of
+    plain SGD, η·‖a‖₁ in FedNova's terms (Wang et al. 2020). None where no such number exists (adaptive optimisers).
+    SCAFFOLD, FedNova and DC-ASGD need it to tell the mean gradient from the distance.
     """
 
     values: Tensor
     form: Form
     samples: int
     integers: Tensor | None = None
+    step_size_sum: float | None = None

@@ -2,8 +2,9 @@
 
 Every runtime drives one of these beside its coordinator:
 
-    server.lease(lease.id)                               # the lease starts from the published version
-    base   = server.base(lease.id)                       # which it trains from
+    server.lease(lease.id, lease.worker)                 # the lease starts from the published version
+    base   = server.base(lease.id)                       # which it trains from, and
+    control = server.control(lease.id)                   # adds to every gradient (mostly None)
     defect = server.receive(lease.id, contribution)      # None, or why it must not be used
     server.apply(step)                                   # the model of step.version + 1
     server.forget(lease.id)                              # failed, cancelled, rejected
@@ -17,14 +18,16 @@ so that in the long run an arrival takes no memory but what it brings along. Val
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
-from fedasync.aggregation.check import Defect, taken
+from fedasync.aggregation.check import Defect, non_finite, taken
 from fedasync.aggregation.model import Contribution, Model
-from fedasync.aggregation.update import Elsewhere, Input, Inputs, Update
-from fedasync.core.events import Step
+from fedasync.aggregation.norms import Norms
+from fedasync.aggregation.update import Elsewhere, Input, Inputs, Steering, Update
+from fedasync.core.events import Arrival, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
 
 class OverwrittenError(RuntimeError):
     """Memory of the server was written by others, so that a version or a contribution is spoilt."""
+
+
+class DivergedError(ArithmeticError):
+    """A step made NaN or infinity of finite contributions: the run has diverged, and no client is to blame."""
 
 
 @dataclass(slots=True)
@@ -42,6 +49,8 @@ class _Kept:
     integers: Tensor | None
     written: int
     """Count of writes to the values (torch's version counter) when they were taken over."""
+    statistics: list[Tensor]
+    """The client's own, where the update wants deltas."""
 
 
 class Server:
@@ -49,16 +58,27 @@ class Server:
 
     A published version is shared by reference and never written again; it lives while a lease refers to it. One that
     was not published is updated in place. Work starts from the published version, which is version 0 at first.
+    ``clients`` is how many take part in the training, at work or not; ``seed`` fixes everything random in an update;
+    ``norms`` bounds how far a contribution may lie from its base.
 
     ``base`` and ``receive`` raise KeyError for a lease that is not in flight; nothing changes then.
     """
 
-    def __init__(self, update: Update, model: Model) -> None:
+    def __init__(
+        self, update: Update, model: Model, *, clients: int = 0, seed: int = 0, norms: Norms = Norms()
+    ) -> None:
         if model.values.requires_grad or model.values.is_inference():  # neither can be computed with in place
             model = replace(model, values=model.values.detach().clone())
         self.update = update
         self._elsewhere = "out" in signature(update.apply).parameters
+        self._steering = cast(Steering, update) if hasattr(update, "control") else None
+        self._needs_base = bool(getattr(update, "needs_base", False))
+        self._clients, self._seed, self._norms = clients, seed, norms
+        self._controls: dict[int, Tensor | None] = {}
         self._state: Any = update.init(model.values)
+        self._may_diverge = update.wants == "delta"  # means of models stay between the models
+        averaged = self._may_diverge and not getattr(update, "steps_statistics", False)
+        self._statistics = model.layout.statistics if averaged else []
         self._bases: dict[int, Model] = {}
         self._kept: dict[int, _Kept] = {}
         self._held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -76,37 +96,53 @@ class Server:
         self._published = self.model
         self._shared = True  # others read the current model's memory: write elsewhere
 
-    def lease(self, lease_id: int) -> None:
+    def lease(self, lease_id: int, worker: int) -> None:
         """Hold the published version for a lease until it ends."""
         self._bases[lease_id] = self._published
+        if self._steering is not None:
+            self._controls[lease_id] = self._steering.control(self._state, worker)
 
     def base(self, lease_id: int) -> Model:
         """The version that a lease trains from. Read it, never write it."""
         return self._bases[lease_id]
 
+    def control(self, lease_id: int) -> Tensor | None:
+        """[P]: what the lease's worker adds to every gradient, as it stood when the lease began. Only read it."""
+        return self._controls.get(lease_id)
+
     def receive(self, lease_id: int, contribution: Contribution) -> Defect | None:
         """Check a contribution and keep it, in the form that the update wants; None when it is fit for use.
 
-        One pass over memory. The values must be the server's from now on: memory that nobody writes again. Raises
-        OverwrittenError when the current version was written since it was made.
+        One pass over memory, and one more where norms are bounded. The values must be the server's from now on: memory
+        that nobody writes again. Raises OverwrittenError when the current version was written since it was made.
         """
-        base = self._bases.pop(lease_id)
+        base, control = self._bases.pop(lease_id), self._controls.pop(lease_id, None)
         if self.model.values._version != self._written:
             raise OverwrittenError(
                 "the current version was written by others: only read the models that you are given, and hand over"
                 " values in memory that you do not go on using"
             )
-        found = taken(contribution, base, self.update.wants, self._held)
+        found = taken(contribution, base, self.update.wants, self._held, self._norms)
         if isinstance(found, Defect):
             return found
         self._hold(found.values)
-        kept = Input(found.values, found.samples, staleness=0, worker=-1)
-        self._kept[lease_id] = _Kept(kept, found.integers, found.values._version)
+        kept = Input(
+            found.values,
+            found.samples,
+            staleness=0,
+            worker=-1,
+            step_size_sum=found.step_size_sum,
+            control=control,
+            base=base.values if self._needs_base else None,
+        )
+        statistics = [base.values[place] + found.values[place] for place in self._statistics]
+        self._kept[lease_id] = _Kept(kept, found.integers, found.values._version, statistics)
         return None
 
     def forget(self, lease_id: int) -> None:
         """The lease ended without use: drop its base and whatever it brought."""
         self._bases.pop(lease_id, None)
+        self._controls.pop(lease_id, None)
         self._kept.pop(lease_id, None)
 
     def apply(self, step: Step) -> None:
@@ -114,14 +150,22 @@ class Server:
 
         Raises OverwrittenError when a contribution was written since it was received; the model is unchanged then.
         """
-        for arrival in step.entering:
-            kept = self._kept[arrival.lease.id]
-            kept.input = Input(kept.input.values, kept.input.samples, step.staleness(arrival), arrival.lease.worker)
+        for arrival in step.entering + step.undrafted:
+            self._complete(arrival, step.staleness(arrival))
         entering = [arrival.lease.id for arrival in step.entering]
-        for lease_id in (*entering, *step.leaving):
+        undrafted = [arrival.lease.id for arrival in step.undrafted]
+        for lease_id in (*entering, *undrafted, *step.leaving):
             self._check_unwritten(lease_id)
         out = self._room(step) if self._shared else None
-        inputs = Inputs(*([self._kept[i].input for i in ids] for ids in (entering, step.window, step.leaving)))
+        inputs = Inputs(
+            self._seen(entering),
+            self._seen(step.window),
+            self._seen(step.leaving),
+            self._seen(undrafted),
+            step.version,
+            self._clients,
+            self._seed,
+        )
         model = self.model
         if out is None:
             self._state = self.update.apply(model.values, self._state, inputs)
@@ -132,12 +176,31 @@ class Server:
         if out is not None:
             model = Model(out, model.layout, None if model.integers is None else model.integers.clone())
         self._shared = False
+        if self._may_diverge and (bad := non_finite(model.values)):
+            raise DivergedError(
+                f"the step to version {step.version + 1} made {bad} of {model.values.numel()} values NaN or infinite, "
+                "from contributions that are all finite; a smaller learning rate, the server's or the clients', may do"
+            )
+        self._average_statistics(model, [*entering, *undrafted])
         self._set_model(model)
-        self._carry_integers(entering)
+        self._carry_integers([*entering, *undrafted])
         window = set(step.window)
-        for lease_id in (*entering, *step.leaving):
+        for lease_id in (*entering, *undrafted, *step.leaving):
             if lease_id not in window:
                 del self._kept[lease_id]
+
+    def _seen(self, lease_ids: Sequence[int]) -> list[Input]:
+        return [self._kept[lease_id].input for lease_id in lease_ids]
+
+    def _complete(self, arrival: Arrival, staleness: int) -> None:
+        """Add to a contribution what is known of it now that it is used."""
+        lease, kept = arrival.lease, self._kept[arrival.lease.id]
+        kept.input = kept.input._replace(
+            staleness=staleness,
+            worker=lease.worker,
+            duration_s=arrival.delivered_s - lease.admitted_s,
+            group=lease.group,
+        )
 
     def _room(self, step: Step) -> Tensor:
         """Memory for the next version: of the contribution that ``Elsewhere`` names, or fresh."""
@@ -148,7 +211,7 @@ class Server:
             kept = self._kept[used_up[0]]
             theirs = weakref.ref(kept.input.values)
             ours = kept.input.values.detach()
-            kept.input = Input(ours, kept.input.samples, kept.input.staleness, kept.input.worker)
+            kept.input = kept.input._replace(values=ours)
             if theirs() is None:  # the sender has let go of what it sent
                 return ours
         return torch.empty_like(self.model.values)
@@ -163,6 +226,15 @@ class Server:
                 f"the contribution of lease {lease_id} was written after it was handed over: hand over values in memory"
                 " that you do not go on using"
             )
+
+    def _average_statistics(self, model: Model, entering: list[int]) -> None:
+        """A mean of running variances is one, and what a step along them makes need not be: it may be negative."""
+        kept = [self._kept[lease_id] for lease_id in entering]
+        total = sum(each.input.samples for each in kept)
+        for i, place in enumerate(self._statistics):
+            mean = model.values[place].zero_()
+            for each in kept:
+                mean.add_(each.statistics[i], alpha=each.input.samples / total)
 
     def _carry_integers(self, entering: list[int]) -> None:
         """Counters are never averaged: the largest that came in is carried on."""

@@ -7,8 +7,7 @@ imported where a rule is applied, so that a timing-only study can name it withou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedasync.aggregation.model import Form
 
@@ -20,23 +19,39 @@ BLOCK = 1 << 18
 enough that a call from Python costs little beside its work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One contribution as an update sees it: ``values`` [P] in the form that the rule wants."""
 
     values: Tensor
     samples: int
     staleness: int
     worker: int
+    duration_s: float = 0.0
+    """From when the lease was given out to when its result was delivered."""
+    group: int = 0
+    """FedAT's tier."""
+    step_size_sum: float | None = None
+    """As in ``Contribution``."""
+    control: Tensor | None = None
+    """[P]: what the client added to every gradient (see ``Steering``)."""
+    base: Tensor | None = None
+    """[P]: the version that the client started from, for a rule with ``needs_base``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """A ready buffer: what enters the model by this step, and what lies in or leaves a sliding window."""
 
     entering: Sequence[Input]
     window: Sequence[Input] = ()
     leaving: Sequence[Input] = ()
+    undrafted: Sequence[Input] = ()
+    """What arrived beyond a quota."""
+    version: int = 0
+    """The version that the step starts from."""
+    clients: int = 0
+    """Clients that take part in the training, N: those at work and all others."""
+    seed: int = 0
+    """Fixes everything random in the step."""
 
 
 class Update(Protocol):
@@ -72,6 +87,14 @@ class Elsewhere(Update, Protocol):
         overlaps nothing else. So element i of that contribution must have been read when element i of ``out`` is
         written; and no tensor of ``inputs`` may be kept in the state, whose memory may become a version.
         """
+        ...
+
+
+class Steering(Update, Protocol):
+    """A rule that has a say in its clients' work: the server looks for a method ``control``."""
+
+    def control(self, state: Any, worker: int) -> Tensor | None:
+        """[P], in memory of its own: what the worker that starts now adds to every gradient (None: nothing)."""
         ...
 
 

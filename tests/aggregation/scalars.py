@@ -49,7 +49,7 @@ class Runtime:
     def start(self, worker: int = 0) -> int:
         lease = self.coordinator.request(worker, self.now)
         assert lease is not None
-        self.server.lease(lease.id)
+        self.server.lease(lease.id, worker)
         return lease.id
 
     def bring(self, lease_id: int, contribution: Contribution) -> float:

@@ -121,7 +121,7 @@ def test_what_is_not_finite_is_counted_as_it_came(
     """Of all blocks, whether the form changes or not; and the base stays as it was."""
     monkeypatch.setattr(update, "BLOCK", 4)
     server = Server(rule, model(*[1.0] * 10))
-    server.lease(0)
+    server.lease(0, 0)
     base = server.base(0)
     values = torch.ones(10, dtype=torch.float64)
     values[list(spoilt)] = torch.tensor([NAN, INF, -INF][: len(spoilt)], dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_a_difference_or_sum_that_overflows_is_not_finite(form: Any, monkeypatch
     server = Server(
         DeltaMean() if form == "parameters" else WindowMean(), model(large, large, -large, dtype=torch.float32)
     )
-    server.lease(0)
+    server.lease(0, 0)
     sign = -1 if form == "parameters" else 1
     found = server.receive(0, brings(sign * large, 0.0, -sign * large, form=form, dtype=torch.float32))
     assert found == ("not finite", "2 of 3 values are NaN or infinite")
@@ -145,7 +145,7 @@ def test_a_difference_or_sum_that_overflows_is_not_finite(form: Any, monkeypatch
 
 def test_a_second_contribution_of_a_lease_is_refused_and_changes_nothing() -> None:
     server = Server(Mixing(), model(1.0))
-    server.lease(0)
+    server.lease(0, 0)
     assert server.receive(0, brings(2.0)) is None
     with pytest.raises(KeyError):
         server.receive(0, brings(3.0))

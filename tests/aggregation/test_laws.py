@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedasync.aggregation import update
+from fedasync.aggregation.aggregators import Krum, Mean, Median, TrimmedMean
 from fedasync.aggregation.fedasync import Mixing
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
+from fedasync.aggregation.server_optimizers import Adagrad, Adam, Amsgrad, Sgd, Yogi
+from fedasync.aggregation.server_step import ServerStep, shares
 from fedasync.aggregation.update import Input, Inputs
 from fedasync.core import Polynomial
 
@@ -75,7 +77,7 @@ def places(inputs: Inputs, values: Tensor) -> dict[str, Tensor | None]:
 
 def copied(inputs: Inputs) -> Inputs:
     """Of one memory for an input that is both in the window and entering, as the server gives them."""
-    copies = {id(x): replace(x, values=x.values.clone()) for x in (*inputs.entering, *inputs.window, *inputs.leaving)}
+    copies = {id(x): x._replace(values=x.values.clone()) for x in (*inputs.entering, *inputs.window, *inputs.leaving)}
     return Inputs(*([copies[id(x)] for x in xs] for xs in (inputs.entering, inputs.window, inputs.leaving)))
 
 
@@ -105,3 +107,84 @@ def test_a_rule_equals_its_formula_wherever_it_may_write(step: tuple[Any, Tensor
             ):
                 assert now.values is out or torch.equal(now.values, before.values), f"{place}: an input was written"
     assert all(torch.equal(r, results[0]) for r in results), "the same bits wherever they are written"
+
+
+OPTIMIZERS = (
+    Sgd(0.7),
+    Sgd(0.7, 0.9),
+    Adam(),
+    Adam(convention="flower"),
+    Yogi(),
+    Adagrad(),
+    Amsgrad(0.1, delay_threshold=2),
+)
+AGGREGATORS = (Mean(), Median(), TrimmedMean(0.25), Krum(0, 1), Krum(1, 2))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    optimizer=st.sampled_from(OPTIMIZERS),
+    aggregator=st.sampled_from(AGGREGATORS),
+    by_samples=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    length=st.integers(1, 11),
+    data=st.data(),
+)
+def test_a_server_step_is_its_optimisers_step_along_its_aggregate_wherever_it_may_write(
+    optimizer: Any, aggregator: Any, by_samples: bool, dtype: torch.dtype, length: int, data: st.DataObject
+) -> None:
+    """Three steps one after the other: the state is the same too, and holds none of the memory that was handed in."""
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    rule = ServerStep(optimizer, aggregator, DECAY, weights="samples" if by_samples else "equal")
+    buffers = []
+    for _ in range(3):
+        size = data.draw(st.integers(aggregator.fewest, 6))
+        taus = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+        buffers.append(
+            [Input(torch.randn(length, generator=random, dtype=dtype), i + 1, t, i) for i, t in enumerate(taus)]
+        )
+    start = torch.randn(length, generator=random, dtype=dtype)
+    results: dict[str, list[Tensor]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "BLOCK", 4)
+        expected, state = start.clone(), optimizer.init(start)
+        by_parts = []
+        for buffer in buffers:
+            direction, factors = torch.empty_like(start), shares(buffer, not by_samples)
+            decays = [DECAY(x.staleness) for x in buffer]
+            aggregator.aggregate([x.values.clone() for x in buffer], factors, decays, direction)
+            delay = max(x.staleness for x in buffer)
+            state = optimizer.step(expected, state, direction, expected, delay)
+            by_parts.append(expected.clone())
+        for place in ("in place", "fresh", "what enters"):
+            w, rule_state = start.clone(), rule.init(start)
+            results[place] = []
+            for buffer in buffers:
+                inputs = copied(Inputs(buffer))
+                out = places(inputs, w)[place]
+                before = w.clone()
+                rule_state = rule.apply(w, rule_state, inputs, out=out)
+                assert out is None or torch.equal(w, before), f"{place}: the former version was written"
+                w = w if out is None else out
+                results[place].append(w.clone())
+                for now, given_ in zip(inputs.entering, buffer, strict=True):
+                    assert now.values is out or torch.equal(now.values, given_.values), f"{place}: an input was written"
+                    if now.values is not out:
+                        now.values.fill_(float("nan"))  # nobody may go on counting on it
+    for place, versions in results.items():
+        assert all(map(torch.equal, versions, by_parts)), place
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 6), by_samples=st.booleans(), seed=st.integers(0, 10_000))
+def test_a_server_step_with_plain_sgd_is_the_weighted_mean(size: int, by_samples: bool, seed: int) -> None:
+    """FedBuff's for equal weights, FedAvg's for samples: with formulas of this file alone."""
+    random = torch.Generator().manual_seed(seed)
+    deltas = torch.randn(size, 5, generator=random, dtype=torch.float64)
+    buffer = [Input(deltas[i], 2 * i + 1, i, i) for i in range(size)]
+    w = torch.zeros(5, dtype=torch.float64)
+    rule = ServerStep(Sgd(0.7), staleness=DECAY, weights="samples" if by_samples else "equal")
+    rule.apply(w, rule.init(w), Inputs(buffer))
+    weights = [x.samples / size**2 if by_samples else 1 / size for x in buffer]
+    expected = 0.7 * sum(p * DECAY(x.staleness) * x.values for p, x in zip(weights, buffer, strict=True))
+    torch.testing.assert_close(w, expected, rtol=1e-12, atol=1e-14)

@@ -23,6 +23,7 @@ from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
 from fedasync.aggregation.model import Contribution, Form, Model
 from fedasync.aggregation.server import OverwrittenError
+from fedasync.aggregation.server_step import ServerStep
 from fedasync.core import Constant, Sliding, Tumbling
 
 from .scalars import Runtime, brings, model
@@ -34,6 +35,7 @@ RULES: dict[str, tuple[Any, Sliding | Tumbling]] = {
     "fedavg": (SampleWeightedMean(), Tumbling(3)),
     "fedasync": (Mixing(0.5, PLAIN), Tumbling(1)),
     "fedbuff": (DeltaMean(1.0, PLAIN), Tumbling(3)),
+    "server_step": (ServerStep(), Tumbling(3)),
     "fedfa": (WindowMean(4), Sliding(3)),
     "fedfa_from_the_start": (WindowMean(4), Sliding(3, "average_what_is_there")),
 }

@@ -69,7 +69,7 @@ def test_a_window_keeps_its_models_and_lets_go_of_what_leaves_it() -> None:
 def test_an_unpublished_version_is_written_in_place_and_a_published_one_never() -> None:
     server = Server(DeltaMean(1.0, PLAIN), model(0.0))
     for lease_id in range(3):
-        server.lease(lease_id)
+        server.lease(lease_id, 0)
     published = server.base(0)
     for lease_id in range(3):
         server.receive(lease_id, brings(1.0, form="delta"))
