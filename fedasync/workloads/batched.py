@@ -139,7 +139,8 @@ class BatchedTrainer:
             if lane.task.control is not None:
                 self._trainer.check_control(lane.task.control)
             rows = padded_rows(count, self._local.batch_size) if self._padded else count
-            buckets.setdefault((rows, lane.task.proximal_mu, lane.task.control is None), []).append(i)
+            key = (rows, lane.task.proximal_mu, lane.task.control is None, lane.task.steps)
+            buckets.setdefault(key, []).append(i)
         results: dict[int, Contribution] = {}
         for members in buckets.values():
             members.sort(key=lambda i: -counts[i])
@@ -167,14 +168,14 @@ class BatchedTrainer:
         state = self._trainer.layout.parameters * self._trainer.dtype.itemsize
         copies = 5 + bool(lane.task.proximal_mu) + bool(self._local.momentum) + 2 * (self._local.optimizer == "adam")
         needed = copies * state + self._gradient.traits(rows, lane.data.tensors).lane_bytes
-        passes = int(steps_and_passes(np.array([count]), self._local)[1][0])
+        passes = int(steps_and_passes(np.array([count]), self._local_of(lane.task))[1][0])
         needed += rows * _sample_bytes(lane.data) + SCHEDULE_BYTES * passes * count
         # A quarter is left for samples gathered ahead.
         return most_lanes(3 * memory_bytes // (4 * needed), self._quantum(lane.data, count))
 
     def _train_chunk(self, lanes: Sequence[Lane], counts: NDArray[np.int64], memory_bytes: int) -> list[Contribution]:
         """Lanes of one bucket, the longest first."""
-        local, tasks, data = self._local, [lane.task for lane in lanes], lanes[0].data
+        local, tasks, data = self._local_of(lanes[0].task), [lane.task for lane in lanes], lanes[0].data
         rows = self._row_counts(int(counts[0]))[0]
         quantum = self._quantum(data, int(counts[0]))
         width = lane_count(len(lanes), quantum)
@@ -201,7 +202,10 @@ class BatchedTrainer:
             batch = [each[step % ahead, :width, :n].contiguous() for each in batches]
             gradients = self._gradient(tensors, batch, weights[step, :width, :n].contiguous(), traits[n])
             optimizer.step(gradients if active == width else [gradient[:active] for gradient in gradients])
-        return self._contributions(stack, counts)
+        return self._contributions(stack, counts, local)
+
+    def _local_of(self, task: Task) -> LocalTraining:
+        return self._local if task.steps is None else replace(self._local, steps=task.steps)
 
     def _stack(self, models: Sequence[Model], width: int) -> list[Tensor]:
         """The tensors of the models [width, ...] in the layout's order, the first model repeated at the end."""
@@ -226,19 +230,23 @@ class BatchedTrainer:
         if not controls:
             return []
         entries = self._trainer.layout.entries[: self._trainable]
-        pieces = torch.split(torch.stack(controls).to(self._trainer.device), [e.size for e in entries], dim=1)
+        sizes = [e.size for e in entries]
+        pieces = torch.split(torch.stack(controls)[:, : sum(sizes)].to(self._trainer.device), sizes, dim=1)
         return [piece.view(len(tasks), *e.shape) for piece, e in zip(pieces, entries, strict=True)]
 
-    def _contributions(self, stack: Sequence[Tensor], counts: NDArray[np.int64]) -> list[Contribution]:
+    def _contributions(
+        self, stack: Sequence[Tensor], counts: NDArray[np.int64], local: LocalTraining
+    ) -> list[Contribution]:
         lanes = len(counts)
+        moved = [local.step_size_sum(steps) for steps in steps_and_passes(counts, local)[0].tolist()]
         flat: dict[bool, list[Tensor]] = {True: [], False: []}
         for entry, tensor in zip(self._trainer.layout.entries, stack, strict=True):
             flat[entry.averaged].append(tensor[:lanes].reshape(lanes, entry.size))
         values = torch.cat(flat[True], dim=1).cpu().unbind()
         integers = torch.cat(flat[False], dim=1).cpu().unbind() if flat[False] else [None] * lanes
         return [
-            Contribution(v.clone(), "parameters", n, None if q is None else q.clone())
-            for v, q, n in zip(values, integers, counts.tolist(), strict=True)
+            Contribution(v.clone(), "parameters", n, None if q is None else q.clone(), far)
+            for v, q, n, far in zip(values, integers, counts.tolist(), moved, strict=True)
         ]
 
     def _single(self, lane: Lane) -> Contribution:

@@ -85,9 +85,14 @@ class Classification:
     def client_samples(self) -> Sequence[int]:
         return [len(rows) for rows in self._partition]
 
+    def client_labels(self) -> Sequence[Sequence[int]]:
+        """The distinct labels of each client's samples, in order."""
+        return [np.unique(self._train[1][rows]).tolist() for rows in self._partition]
+
     def initial_model(self, seed: int) -> Model:
         """The module's own initialisation after ``torch.manual_seed(seed)``; torch's generator is left alone."""
-        return Model.from_tensors(module_state(self._new_module(seed)))
+        module = self._new_module(seed)
+        return Model.from_tensors(module_state(module), dict(module.named_buffers()))
 
     def train(self, task: Task) -> Contribution:
         """See ``ModuleTrainer.train``."""

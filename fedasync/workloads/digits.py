@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedasync.core.bounds import check_integer
 from fedasync.workloads.classification import Classification
+from fedasync.workloads.modules import mlp
 from fedasync.workloads.optimizer import LocalTraining
 from fedasync.workloads.partition import Dirichlet, Partition
 
@@ -58,7 +59,7 @@ class Digits(Classification):
             pixels[test],
             labels[test],
             partition.split(labels[train], clients, seed),
-            partial(_mlp, hidden) if model == "mlp" else _cnn,
+            partial(mlp, 64, hidden, 10) if model == "mlp" else _cnn,
             local,
         )
 
@@ -69,12 +70,6 @@ def _images() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
     pixels, labels = load_digits(return_X_y=True)
     return (pixels / 16).astype(np.float32), labels
-
-
-def _mlp(hidden: int) -> Module:
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def _cnn() -> Module:

@@ -58,6 +58,19 @@ class LocalTraining:
                 f"LocalTraining: momentum is SGD's and must be 0 with optimizer 'adam', got {self.momentum}"
             )
 
+    def step_size_sum(self, steps: int) -> float | None:
+        """How far ``steps`` steps along a gradient of constant 1 move a parameter; None for Adam, which scales it.
+
+        η·‖a‖₁ of FedNova (Wang et al. 2020, section 4): η·steps, and with momentum ρ
+        η·(steps − ρ(1 − ρ^steps)/(1 − ρ))/(1 − ρ). Weight decay is not part of it.
+        """
+        if self.optimizer == "adam":
+            return None
+        rho = self.momentum
+        if rho:
+            return self.learning_rate * (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        return self.learning_rate * steps
+
 
 def training_device(name: str) -> torch.device:
     """The device that ``LocalTraining.device`` names. Raises ValueError if this machine does not have it."""

@@ -24,7 +24,9 @@ class Task:
     proximal_mu: float = 0.0
     """Weight of FedProx's and FedAsync's term (mu/2)·‖x − w_base‖², added by the client (0: no term)."""
     control: Tensor | None = None
-    """[T], the trainable parameters: added to every gradient (SCAFFOLD's c − c_i; None: nothing)."""
+    """[P]: added to every gradient (SCAFFOLD's c − c_i; None: nothing); only the trainable parameters' part counts."""
+    steps: int | None = None
+    """Optimiser steps to make instead of what the workload's own settings say (None)."""
 
 
 class Workload(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import log
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -23,7 +24,8 @@ class Quadratic:
     proximal weight μ flows for the same time on f_i(x) + (μ/2)‖x − w‖², whose minimum is
     m = (c_i + μ·w)/(1 + μ): x = m + ρ^(1+μ)·(w − m) + d. With μ = 0 that is the map above.
 
-    A task's ``control`` c, added to the gradient, moves the centre to c_i − c.
+    A task's ``control`` c, added to the gradient, moves the centre to c_i − c; its ``steps`` q make the flow q times as
+    long. The flow's duration is the contribution's ``step_size_sum`` (None for ρ = 0, which takes for ever, and ρ = 1).
 
     With weights p_i a step of FedAvg takes w to c̄ + ρ·(w − c̄) + d, c̄ = Σ p_i·c_i: the distance to the fixed point
     c̄ + d/(1 − ρ) shrinks by ρ a round.
@@ -106,7 +108,7 @@ class Quadratic:
         centre = torch.from_numpy(self.centres[task.client])
         if task.control is not None:
             centre = centre - task.control
-        return Contribution(self._map(task.model.values, centre, task.proximal_mu), "parameters", self._count(task))
+        return self._contribution(self._map(task.model.values, centre, task), task)
 
     @property
     def batch_key(self) -> Hashable | None:
@@ -128,7 +130,7 @@ class Quadratic:
                 raise ValueError(f"{type(workload).__name__} has another batch_key than {type(self).__name__}")
             if self.not_batched is None:
                 workload._check(task)
-            groups.setdefault((id(workload), task.proximal_mu, task.control is None), []).append(i)
+            groups.setdefault((id(workload), task.proximal_mu, task.control is None, task.steps), []).append(i)
         if self.not_batched is not None:
             return [workload.train(task) for workload, task in work]
         at_most = max(1, memory_bytes // (6 * self.centres[0].nbytes))
@@ -142,20 +144,25 @@ class Quadratic:
                 centres = torch.from_numpy(workload.centres[[task.client for task in tasks]])
                 if tasks[0].control is not None:
                     centres = centres - torch.stack([task.control for task in tasks if task.control is not None])
-                x = workload._map(torch.stack([t.model.values for t in tasks]), centres, tasks[0].proximal_mu)
+                x = workload._map(torch.stack([t.model.values for t in tasks]), centres, tasks[0])
                 for i, task, row in zip(chunk, tasks, x.unbind(), strict=True):
-                    results[i] = Contribution(row.clone(), "parameters", workload._count(task))
+                    results[i] = workload._contribution(row.clone(), task)
         return [results[i] for i in range(len(work))]
 
-    def _map(self, w: Tensor, centre: Tensor, mu: float) -> Tensor:
-        minimum, rho = centre, self.contraction
+    def _map(self, w: Tensor, centre: Tensor, task: Task) -> Tensor:
+        """``w`` and ``centre`` of one task, or of several that agree in all else."""
+        minimum, mu = centre, task.proximal_mu
+        rho = self.contraction if task.steps is None else self.contraction**task.steps
         if mu:
             minimum = (centre + mu * w) / (1 + mu)
-            rho = self.contraction ** (1 + mu)
+            rho = rho ** (1 + mu)
         return minimum + rho * (w - minimum) + self.drift
 
-    def _count(self, task: Task) -> int:
-        return self._samples[task.client]
+    def _contribution(self, values: Tensor, task: Task) -> Contribution:
+        flow = -log(self.contraction) if 0 < self.contraction < 1 else None
+        if flow is not None and task.steps is not None:
+            flow *= task.steps
+        return Contribution(values, "parameters", self._samples[task.client], step_size_sum=flow)
 
     def _check(self, task: Task) -> None:
         import torch

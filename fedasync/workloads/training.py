@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Literal
 
@@ -97,10 +98,10 @@ class ModuleTrainer:
             raise ValueError(f"the model lacks the {len(self._integers)} integers of its layout")
 
     def check_control(self, control: Tensor) -> None:
-        """Raise ValueError if a control variate is not a vector of the trainable parameters."""
-        if control.shape != self._gradient.shape or control.dtype != self.dtype:
+        """Raise ValueError if a control variate is not a vector like the model's."""
+        if control.shape != self._values.shape or control.dtype != self.dtype:
             raise ValueError(
-                f"task.control must be {self.dtype} of shape {list(self._gradient.shape)}, the trainable parameters,"
+                f"task.control must be {self.dtype} of shape {list(self._values.shape)}, as the model's values,"
                 f" got {control.dtype} of shape {list(control.shape)}"
             )
 
@@ -118,16 +119,19 @@ class ModuleTrainer:
         > 0 the gradient of every batch gains μ(x − w_base), the term of FedProx (Li et al. 2020, "Federated
         Optimization in Heterogeneous Networks", section 3.2), and with ``control`` that vector. The order and
         torch's own generators (dropout) start from ``task.seed``; the global ones are left as they were found.
+        ``task.steps`` replaces the number of steps that ``local`` says.
 
         Returns all parameters and buffers after training, in fresh memory on the CPU. What the module raises
         propagates; ValueError if the loss is not one number per sample.
         """
+        if task.steps is not None:
+            local = replace(local, steps=task.steps)
         self.load(task.model)
         x = self._values[: len(self._gradient)]
         control = []
         if task.control is not None:
             self.check_control(task.control)
-            control.append(task.control.detach().to(self.device))
+            control.append(task.control.detach()[: len(self._gradient)].to(self.device))
         base = [x.clone()] if task.proximal_mu else []
         optimizer = LocalOptimizer.fresh(local, [x], control, task.proximal_mu, base)
         if not self.module.training:
@@ -141,7 +145,8 @@ class ModuleTrainer:
                 optimizer.step([self._gradient])
         self._check_buffers()
         integers = None if self._integers is None else self._integers.to("cpu", copy=True)
-        return Contribution(self._values.to("cpu", copy=True), "parameters", len(data[0]), integers)
+        moved = local.step_size_sum(optimizer.steps)
+        return Contribution(self._values.to("cpu", copy=True), "parameters", len(data[0]), integers, moved)
 
     def _check_buffers(self) -> None:
         if not self._buffers:

@@ -172,8 +172,7 @@ class Setting:
         self.clients = len(counts)
 
     def lanes(self, mu: float = 0.0, control: bool = False) -> list[Lane]:
-        trainable = sum(e.size for e in self.trainer.layout.entries[: len(self.trainer.trainable)])
-        vector = 0.01 * self.models[0].values[:trainable] if control else None
+        vector = 0.01 * self.models[0].values if control else None
         lanes = []
         for k, model in zip(range(2 * self.clients), cycle(self.models)):
             task = Task(k % self.clients, model, 2**40 * k + 1, mu if k % 3 else 0.0, vector if k % 4 else None)
