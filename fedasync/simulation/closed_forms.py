@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedasync.aggregation.area import MeanOfLast
+from fedasync.aggregation.ca2fl import CachedCalibration
 from fedasync.aggregation.fedasync import Mixing
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.fedfa import WindowMean
-from fedasync.core import Cohort, Concurrency, EveryVersion, Strategy, Tumbling
+from fedasync.aggregation.mifa import LatestMean
+from fedasync.core import Cohort, Concurrency, EveryVersion, Sliding, Strategy, Tumbling
 from fedasync.core import staleness as core_staleness
-from fedasync.simulation.laws import Law, Pareto
+from fedasync.simulation.laws import Law, Pareto, steps
 from fedasync.simulation.population import Clients
 from fedasync.simulation.settings import Settings
 from fedasync.workloads import Quadratic
@@ -48,13 +51,17 @@ def expected_order_statistic(law: Law, k: int, n: int) -> float:
     k = n is the time of a synchronous round of n, k < n that of one with over-selection.
     """
     from scipy.integrate import quad
-    from scipy.special import betaincinv
+    from scipy.special import betainc, betaincinv
 
     if not 1 <= k <= n:
         raise ValueError(f"order statistic: k must lie in 1 … n = {n}, got {k}")
     if isinstance(law, Pareto) and law.cap is None:  # near α = 1 most of the mean lies beyond what a float u can reach
         a = 1 / law.alpha
         return law.minimum * exp(lgamma(n + 1) - lgamma(n + 1 - a) + lgamma(n - k + 1 - a) - lgamma(n - k + 1))
+    if (finitely_many := steps(law)) is not None:
+        values, at_most = finitely_many
+        chances = np.diff(betainc(k, n - k + 1, np.asarray(at_most)), prepend=0.0)
+        return float(np.asarray(values) @ chances)
     below_one = float(np.nextafter(1.0, 0.0))
 
     def value(p: float) -> float:
@@ -84,7 +91,7 @@ def closed_forms(
     if summary["versions"] < 2 or summary["unfit_total"] or not is_plain(strategy, clients, settings):
         return []
     match strategy.admission:
-        case Concurrency():
+        case Concurrency(redispatch="after_step" | "before_step") if isinstance(strategy.buffer, (Tumbling, Sliding)):
             found = _asynchronous(strategy, strategy.admission, clients, settings, summary)
         case Cohort():
             found = _synchronous(strategy.admission, clients, summary)
@@ -100,8 +107,9 @@ def is_plain(strategy: Strategy, clients: Clients, settings: Settings) -> bool:
     population = clients.population
     return (
         clients.presence is None
+        and not population.shares_link
         and population.dropout_probability == population.crash_probability == 0
-        and strategy.max_staleness is None
+        and strategy.max_staleness is strategy.clip_norm is strategy.max_norm is None
         and strategy.lease_timeout_s is None
         and settings.server_step_s == 0
         and isinstance(strategy.publication, EveryVersion)
@@ -156,6 +164,9 @@ def _quadratic(
         if predicted is None or arrivals == 0:
             return []
         return [ClosedForm("drift per contribution", predicted[0], predicted[1], moved / arrivals)]
+    if (expected := _expected_mean(strategy, workload, clients)) is not None:
+        late = w["value"][len(w) // 2 :].mean()
+        return [ClosedForm("model, mean of the later half", *expected, float(late))]  # type: ignore[arg-type]
     everyone = isinstance(strategy.admission, Cohort) and strategy.admission.target == clients.count
     alike = len(set(workload.client_samples())) == 1 and strategy.proximal_mu == 0
     if everyone and alike and workload.drift == 0 and isinstance(strategy.update, SampleWeightedMean):
@@ -163,6 +174,28 @@ def _quadratic(
         shrunk = float(distance["value"][0]) * workload.contraction ** int(distance["version"][-1])
         return [ClosedForm("distance to the optimum", "ρᵛ·‖w₀ − c̄‖", shrunk, float(distance["value"][-1]))]
     return []
+
+
+def _expected_mean(strategy: Strategy, workload: Quadratic, clients: Clients) -> tuple[str, float] | None:
+    """Where the model comes to rest when all clients are always at work, each at its own speed.
+
+    Client i's work pulls the model by (1 − ρ)(cᵢ − w): what counts every arrival alike weighs cᵢ by the share of
+    arrivals pᵢ ∝ 1/E[tᵢ]; what remembers every client weighs all cᵢ alike.
+    """
+    admission, update = strategy.admission, strategy.update
+    if not isinstance(admission, Concurrency) or admission.limit != clients.count or workload.contraction == 1:
+        return None
+    if workload.drift or strategy.proximal_mu or not all(clients.mean_work_s(i) > 0 for i in range(clients.count)):
+        return None
+    centres = workload.centres.astype(np.float64).mean(axis=1)
+    if isinstance(update, (MeanOfLast, LatestMean, CachedCalibration)):
+        return "Σ cᵢ / N", float(centres.mean())
+    constant = isinstance(getattr(update, "staleness", None), core_staleness.Constant)
+    counted = isinstance(update, DeltaMean) and update.divide_by == "count"
+    if isinstance(update, WindowMean) or (constant and (counted or isinstance(update, Mixing))):
+        rates = np.array([1 / clients.mean_work_s(client) for client in range(clients.count)])
+        return "Σ pᵢ·cᵢ", float((rates * centres).sum() / rates.sum())
+    return None
 
 
 def _arrivals_a_version(strategy: Strategy) -> int:
@@ -189,7 +222,7 @@ def _drift_per_arrival(strategy: Strategy, d: float) -> tuple[str, float] | None
     if isinstance(update, Mixing) and constant:
         a = update.alpha
         return "α·d / (1 + α·(n − 1))", a * d / (1 + a * (n - 1))
-    if isinstance(update, DeltaMean) and constant:
+    if isinstance(update, DeltaMean) and constant and update.divide_by == "count":
         k = getattr(buffer, "size", 1)
         return "η·d / K", update.server_learning_rate * d / k
     return None

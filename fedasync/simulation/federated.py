@@ -12,24 +12,30 @@ from math import inf, nextafter
 
 import simpy
 
+from fedasync.aggregation.server import DivergedError
 from fedasync.core import (
     Accepted,
     Cancelled,
     Cohort,
+    Compass,
     Concurrency,
     Coordinator,
     Event,
     EventLog,
     Failed,
+    Grouped,
     Lease,
+    Periodic,
     Published,
     Rejected,
     StepReady,
     Strategy,
+    Tiers,
 )
 from fedasync.simulation.ends import Ends
 from fedasync.simulation.evaluation import Evaluations
 from fedasync.simulation.learning import Learner
+from fedasync.simulation.network import Moment, Transfers
 from fedasync.simulation.population import Clients, Fate
 from fedasync.simulation.selection import IdleClients
 from fedasync.simulation.settings import Settings
@@ -67,10 +73,11 @@ class Unfit:
 class FederatedSimulation:
     """One run. ``learner`` is None for timing only.
 
-    The ends of leases, maybe a hundred thousand, lie in a calendar of plain tuples; all else (a server step, a
-    time-out, a client's waking) is an event of SimPy's. Order at one instant: ends of leases in the order of dispatch;
-    then server steps and wakings as scheduled; then time-outs. With a barrier, or ``simultaneous = "together"``,
-    leases are given out only after all of them.
+    The ends of leases, maybe a hundred thousand, lie in a calendar of plain tuples, and so do the moments of transfers
+    over a shared link (``network``); all else (a server step, a time-out, a client's waking) is an event of SimPy's.
+    Order at one instant: such moments; ends of leases in the order of dispatch; then server steps and wakings as
+    scheduled; then time-outs. With a barrier, or ``simultaneous = "together"``, leases are given out only after all of
+    them.
     """
 
     def __init__(
@@ -84,7 +91,10 @@ class FederatedSimulation:
         log: EventLog | None = None,
     ) -> None:
         self.log = EventLog() if log is None else log
-        self.coordinator = Coordinator(strategy, self.log)
+        profile = None
+        if isinstance(strategy.admission, Tiers):  # as a profiling phase would find it
+            profile = [clients.mean_work_s(client) for client in range(clients.count)]
+        self.coordinator = Coordinator(strategy, self.log, profile)
         self.learner = learner
         self.evaluations = Evaluations(learner, settings.evaluate_every_s, targets or {}, settings.stop_at_target)
         self.unfit: list[Unfit] = []
@@ -100,17 +110,25 @@ class FederatedSimulation:
         self._over = False
         self._env = simpy.Environment()
         self._agenda_s = inf
-        self._ends: Ends[tuple[float, int, int, Fate | None]] = Ends()
+        self._ends: Ends[tuple[float, int, int, Fate | Moment | None]] = Ends()
         """When (s) which lease ends, its client, and what comes of it if not a result."""
         self._clients = clients
         self._idle = IdleClients(clients.count, settings.selection, clients.presence, seed)
-        self._take = self._idle.take
+        self._grouped = isinstance(strategy.buffer, Grouped)
+        waits = isinstance(strategy.admission, Concurrency) and strategy.admission.redispatch == "next_version"
+        self._most_steps = strategy.admission.most_steps if isinstance(strategy.admission, Compass) else 1
+        self._take = self._take_one_who_may if self._grouped or waits else self._idle.take
         self._work_s = clients.work_s
-        self._simple = clients.is_plain and learner is None and strategy.lease_timeout_s is None
+        self._timed = self._grouped or isinstance(strategy.buffer, Periodic)
+        """The coordinator has times of its own, beside those of leases."""
+        self._simple = clients.is_plain and learner is None and strategy.lease_timeout_s is None and not self._timed
         self._turn = array("i", bytes(array("i").itemsize * clients.count))
         self._stopped: set[int] = set()
         self._lost: set[int] = set()
+        self._transfers = Transfers(clients, self._ends, self._lost) if clients.population.shares_link else None
         self._timer_s = inf
+        self._timer: simpy.Event | None = None
+        """The one that counts: an earlier one takes the place of a later one, which then rings for nobody."""
         self._wake_s = inf
         self._dispatch_due = False
         self._fruitless = 0
@@ -158,6 +176,8 @@ class FederatedSimulation:
                 continue
             _, lease_id, client, fate = heappop(near)
             if learner is not None and learner.lacks(lease_id):
+                if self._transfers is not None:  # when a lease would end was no more than a guess
+                    learner.comes_first(lease_id)
                 yield
             self._ends_work(lease_id, client, fate)
         self._close()
@@ -224,21 +244,34 @@ class FederatedSimulation:
         if len(ends.near) > ends.most_near:
             ends.divide()
 
+    def _take_one_who_may(self, now: float) -> int | None:
+        """An idle client that is online and need not wait (its group lacks somebody, it has not delivered), or None."""
+        aside = []
+        while (client := self._idle.take(now)) is not None and not self.coordinator.may_start(client):
+            aside.append(client)
+        for other in aside:
+            self._idle.free(other)
+        return client
+
     def _start(self, lease: Lease, turn: int, now: float) -> None:
         """Follow a lease of which more is to be known than when it ends."""
         client, deadline_s = lease.worker, lease.deadline_s
-        found = self._clients.fate(client, turn, lease.id, now)
-        end_s, fate = found.end_s, None if found.failure is None else found
-        if end_s < inf:
-            self._ends.add((end_s, lease.id, client, fate))
+        share = 1.0 if lease.steps is None else lease.steps / self._most_steps
+        if self._transfers is not None:
+            end_s, fate = self._transfers.start(lease.id, client, turn, now, share), None
         else:
-            self._lost.add(lease.id)
-        if deadline_s is not None:
+            found = self._clients.fate(client, turn, lease.id, now, share)
+            end_s, fate = found.end_s, None if found.failure is None else found
+            if end_s < inf:
+                self._ends.add((end_s, lease.id, client, fate))
+            else:
+                self._lost.add(lease.id)
+        if deadline_s is not None or self._timed:
             self._set_timer()
         if self.learner is not None and fate is None and end_s <= min(self._limit_s, deadline_s or inf):
             self.learner.start(lease, turn, end_s)
 
-    def _ends_work(self, lease_id: int, client: int, fate: Fate | None) -> None:
+    def _ends_work(self, lease_id: int, client: int, fate: Fate | Moment | None) -> None:
         """The client is done with a lease, one way or another."""
         if self._stopped and lease_id in self._stopped:
             self._stopped.discard(lease_id)  # cancelled meanwhile, and the client is at other work
@@ -247,6 +280,10 @@ class FederatedSimulation:
         if fate is None:
             defect = None if self.learner is None else self._defect(self.learner, lease_id, client)
             events = self.coordinator.deliver(lease_id, self.now, defect)
+        elif isinstance(fate, Moment):
+            if self._transfers is not None:
+                self._transfers.at(fate, self.now)
+            return
         elif not fate.silent:
             events = self.coordinator.fail(lease_id, fate.failure or "", self.now)
         elif self.coordinator.is_in_flight(lease_id):
@@ -261,10 +298,7 @@ class FederatedSimulation:
             self._fruitless = 0
         else:
             self._handle(events)
-        if self._gated:
-            self._dispatch_due = True
-        else:
-            self._dispatch()
+        self._after_change()
 
     def _defect(self, learner: Learner, lease_id: int, client: int) -> str | None:
         """What is wrong with the result that is delivered now; it is the server's from here on."""
@@ -294,7 +328,7 @@ class FederatedSimulation:
             elif isinstance(event, Cancelled):
                 if event.lease.id in self._lost:
                     self._lost.discard(event.lease.id)
-                else:
+                elif self._transfers is None or not self._transfers.drop(event.lease.id, self.now):
                     self._stopped.add(event.lease.id)
                 self._forget(event.lease.id)
                 self._idle.free(event.lease.worker)
@@ -312,7 +346,11 @@ class FederatedSimulation:
     def _commit(self) -> list[Event]:
         coordinator, step = self.coordinator, self.coordinator.step
         if self.learner is not None and step is not None:
-            self.learner.apply(step)
+            try:
+                self.learner.apply(step)
+            except DivergedError as error:
+                self._over, self.ended = True, f"diverged: {error}"
+                return []
         self.server_busy_s += self._step_s
         events = coordinator.commit(self.now)
         if coordinator.version >= self._most_versions:
@@ -321,21 +359,29 @@ class FederatedSimulation:
             self._over, self.ended = True, "updates"
         return events
 
-    def _time_is_over(self, _: simpy.Event) -> None:
+    def _time_is_over(self, timer: simpy.Event) -> None:
+        if timer is not self._timer:
+            return
         if self._env.peek() == self.now or (self._ends.near and self._ends.near[0][0] == self.now):
-            self._env.timeout(0).callbacks.append(self._time_is_over)  # what else happens at this instant comes first
+            self._timer = self._at(self.now, self._time_is_over)  # what else happens at this instant comes first
             return
         self._timer_s = inf
         events = self.coordinator.on_timer(self.now)
         for event in events:
-            if isinstance(event, Failed) and event.lease.id in self._lost:
+            if not isinstance(event, Failed):
+                continue
+            if event.lease.id in self._lost:
                 self._lost.discard(event.lease.id)  # it will not come back by itself; one that works goes on
                 self._idle.free(event.lease.worker)
+            elif self._transfers is not None and self._transfers.refuse(event.lease.id, self.now):
+                self._idle.free(event.lease.worker)  # its transfer ends there
         self._handle(events)
         self._set_timer()
         self._after_change()
 
     def _after_change(self) -> None:
+        if self._timed:
+            self._set_timer()
         if self._gated:
             self._dispatch_due = True
         else:
@@ -355,20 +401,22 @@ class FederatedSimulation:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _at(self, time_s: float, call: Callable[[simpy.Event], None]) -> None:
+    def _at(self, time_s: float, call: Callable[[simpy.Event], None]) -> simpy.Event:
         """Call at the given time or, where the sum of two floats misses it, at the next number after it."""
         now = self._env.now
         delay = time_s - now
         while now + delay < time_s:
             delay = nextafter(delay, inf)
-        self._env.timeout(delay).callbacks.append(call)
+        event = self._env.timeout(delay)
+        event.callbacks.append(call)
         self._agenda_s = self._env.peek()
+        return event
 
     def _set_timer(self) -> None:
         deadline_s = self.coordinator.next_timer()
         if deadline_s is not None and deadline_s < self._timer_s:
             self._timer_s = deadline_s
-            self._at(deadline_s, self._time_is_over)
+            self._timer = self._at(deadline_s, self._time_is_over)
 
     def _sleep_until_somebody_wakes(self) -> None:
         awake_s = self._idle.next_awake_s

@@ -7,6 +7,8 @@ the clients' luck. Units are those of the field that holds the law (``duration_s
 from __future__ import annotations
 
 import csv
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, inf, isfinite, log, pi, sqrt
@@ -14,7 +16,11 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
 
-_normal_quantile = NormalDist().inv_cdf
+from fedasync.core.bounds import check_choice, check_integer
+from fedasync.simulation.traces import Trace, series
+
+_normal = NormalDist()
+_normal_quantile = _normal.inv_cdf
 
 
 def _check(law: str, name: str, value: float, *, above: float = 0.0, or_equal: bool = False) -> None:
@@ -145,6 +151,87 @@ class HalfNormal:
 
 
 @dataclass(frozen=True)
+class Normal:
+    """N(location, sd), kept from falling below ``minimum``.
+
+    ``below`` says how: ``floor`` puts what falls below at the minimum (as FLSim does), ``redraw`` draws it again (as
+    FLASH does with speeds). ``location`` is the mean of the uncut law.
+    """
+
+    location: float
+    sd: float
+    minimum: float = 0.0
+    below: Literal["floor", "redraw"] = "floor"
+    kind: Literal["normal"] = "normal"
+
+    def __post_init__(self) -> None:
+        _check("normal", "location", self.location, above=-inf)
+        _check("normal", "sd", self.sd)
+        _check("normal", "minimum", self.minimum, or_equal=True)
+        check_choice("normal: below", self.below, Literal["floor", "redraw"])
+        if self._above < -6:
+            raise ValueError(
+                f"normal: location = {self.location:g} lies {-self._above:.3g} sd below minimum = {self.minimum:g}; "
+                "at most 6 would do"
+            )
+
+    @property
+    def _above(self) -> float:
+        """Standard deviations of the location above the minimum."""
+        return (self.location - self.minimum) / self.sd
+
+    def quantile(self, u: float) -> float:
+        # From the upper tail, which keeps its digits as u → 1.
+        tail = (1.0 - u) * (_normal.cdf(self._above) if self.below == "redraw" else 1.0)
+        return max(self.minimum, self.location - self.sd * _normal_quantile(tail))
+
+    @property
+    def mean(self) -> float:
+        z = self._above
+        if self.below == "redraw":
+            return self.location + self.sd * _normal.pdf(z) / _normal.cdf(z)
+        return self.minimum + self.sd * (_normal.pdf(z) + z * _normal.cdf(z))
+
+
+@dataclass(frozen=True)
+class Zipf:
+    """``scale`` × an integer k with P(k) ∝ k^−a for k ≥ 1, clipped to minimum … maximum.
+
+    Pisces draws latencies with a = 1.2, clipped to 16 … 180 s.
+    """
+
+    a: float
+    minimum: int
+    maximum: int
+    scale: float = 1.0
+    kind: Literal["zipf"] = "zipf"
+
+    def __post_init__(self) -> None:
+        _check("zipf", "a", self.a, above=1.0)
+        check_integer("zipf: minimum", self.minimum, 1)
+        check_integer("zipf: maximum", self.maximum, self.minimum)
+        if self.maximum - self.minimum >= 1_000_000:
+            raise ValueError(f"zipf: maximum must be less than minimum + 1,000,000, got {self.maximum}")
+        _check("zipf", "scale", self.scale)
+
+    @cached_property
+    def _at_most(self) -> list[float]:
+        """P(K ≤ k) for k = minimum … maximum, of the unclipped K below the maximum."""
+        import numpy as np
+        from scipy.special import zeta
+
+        beyond = zeta(self.a, np.arange(self.minimum + 1, self.maximum + 1, dtype=np.float64)) / zeta(self.a)
+        return [*(1.0 - beyond).tolist(), 1.0]
+
+    def quantile(self, u: float) -> float:
+        return self.scale * (self.minimum + bisect_left(self._at_most, u))
+
+    @cached_property
+    def mean(self) -> float:
+        return self.scale * (self.maximum - sum(self._at_most[:-1]))
+
+
+@dataclass(frozen=True)
 class Lognormal:
     """Lognormal with the given mean; ``sigma`` is the standard deviation of the logarithm."""
 
@@ -239,4 +326,31 @@ class Empirical:
         return sum(self._ordered) / len(self._ordered)
 
 
-Law = Constant | Values | Uniform | Exponential | ShiftedExponential | HalfNormal | Lognormal | Pareto | Empirical
+Law = (
+    Constant
+    | Values
+    | Uniform
+    | Exponential
+    | ShiftedExponential
+    | HalfNormal
+    | Normal
+    | Lognormal
+    | Pareto
+    | Zipf
+    | Empirical
+    | Trace
+)
+
+
+def steps(law: Law) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The values of a law that has only finitely many, in order, and P(T ≤ value) of each; None for any other law."""
+    if isinstance(law, Zipf):
+        values: Sequence[float] = [law.scale * k for k in range(law.minimum, law.maximum + 1)]
+        return values, law._at_most
+    if isinstance(law, Trace):
+        values = [value * law.scale for value in series(law.name)]
+    elif isinstance(law, (Values, Empirical)):
+        values = law._ordered
+    else:
+        return None
+    return values, [(place + 1) / len(values) for place in range(len(values))]

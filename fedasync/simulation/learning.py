@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedasync.aggregation.check import Defect
 from fedasync.aggregation.model import Contribution
+from fedasync.aggregation.norms import Norms
 from fedasync.aggregation.server import OverwrittenError, Server
+from fedasync.aggregation.step_sizes import UnknownStepSizesError
 from fedasync.core import Lease, Step, Strategy
 from fedasync.simulation.settings import Settings
 from fedasync.simulation.streams import Stream
@@ -48,7 +50,13 @@ class Learner:
             model = workload.initial_model(seed)
         except Exception as error:
             raise WorkloadError(f"initial_model raised {type(error).__name__}: {error}") from error
-        self.server = Server(strategy.update, model)
+        self.server = Server(
+            strategy.update,
+            model,
+            clients=len(workload.client_samples()),
+            seed=Stream(seed, "update").seed(0, 0),
+            norms=Norms(strategy.clip_norm, strategy.max_norm),
+        )
         batched = settings.training == "batched"
         self.batched: BatchedWorkload | None = _batched(workload) if batched else None
         self.batch_key: object = id(self) if self.batched is None else self.batched.batch_key
@@ -64,12 +72,16 @@ class Learner:
 
     def start(self, lease: Lease, turn: int, due_s: float) -> None:
         """A lease begins whose result will be due: keep its base version."""
-        self.server.lease(lease.id)
+        self.server.lease(lease.id, lease.worker)
         self._due[lease.id] = _Due(due_s, lease, turn, self.server.base(lease.id).values._version)
 
     def lacks(self, lease_id: int) -> bool:
         """The result is wanted, and not computed yet."""
         return lease_id in self._due
+
+    def comes_first(self, lease_id: int) -> None:
+        """The lease ends now, whatever was expected of it and of the others."""
+        self._due[lease_id] = self._due[lease_id]._replace(due_s=-inf)
 
     def wanted(self, useful: float = inf) -> list[int]:
         """Leases to compute now, by the time at which they are due: the ``useful`` first, as many as memory allows.
@@ -84,9 +96,9 @@ class Learner:
         return [due.lease.id for due in (ordered if most >= len(ordered) else ordered[: int(most)])]
 
     def task(self, lease_id: int) -> Task:
-        due = self._due[lease_id]
-        worker = due.lease.worker
-        return Task(worker, self.server.base(lease_id), self._seeds.seed(worker, due.turn), self._mu)
+        lease, server = self._due[lease_id].lease, self.server
+        seed = self._seeds.seed(lease.worker, self._due[lease_id].turn)
+        return Task(lease.worker, server.base(lease_id), seed, self._mu, server.control(lease_id), lease.steps)
 
     def written(self, lease_id: int) -> int:
         """Writes to the lease's base version before the lease began."""
@@ -128,7 +140,7 @@ class Learner:
     def _served(self, call: Callable[..., Defect | None], *arguments: Any) -> Defect | None:
         try:
             return call(*arguments)
-        except OverwrittenError as error:
+        except (OverwrittenError, UnknownStepSizesError) as error:
             raise WorkloadError(str(error)) from error
 
     def evaluate(self, version: int) -> dict[str, float]:

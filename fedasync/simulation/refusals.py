@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedasync.core import Cohort, Strategy
+from fedasync.simulation.availability import ByLabels
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.settings import Settings
@@ -20,6 +21,9 @@ def realise(population: Population, workload: Workload | None, seed: int) -> Cli
         return Clients(population, seed)
     try:
         samples = workload.client_samples()
+        labels = None
+        if isinstance(population.availability, ByLabels) and hasattr(workload, "client_labels"):
+            labels = workload.client_labels()
         model_bytes = None
         if population.has_network and population.model_bytes is None:
             model = workload.initial_model(seed)
@@ -27,7 +31,7 @@ def realise(population: Population, workload: Workload | None, seed: int) -> Cli
             model_bytes = int(model.values.nbytes + carried)
     except Exception as error:
         raise WorkloadError(f"the workload raised {type(error).__name__}: {error}") from error
-    return Clients(population, seed, samples, model_bytes)
+    return Clients(population, seed, samples, model_bytes, labels)
 
 
 def check(

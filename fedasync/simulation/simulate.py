@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedasync.core import EventLog, Strategy
+from fedasync.core import EventLog, Sliding, Strategy
 from fedasync.runs.measures import last_and_best
+from fedasync.runs.privacy import spent
 from fedasync.runs.record import LogWriteError, Record
 from fedasync.runs.run import Run
 from fedasync.runs.summary import told_by_the_log
@@ -204,6 +205,8 @@ class _Begun:
             "unfit_total": simulation.unfit_total,
             "not_batched": None if learner is None else learner.not_batched,
         }
+        if (privacy := _privacy(strategy, record)) is not None:
+            summary["privacy"] = privacy
         if broken := [f"{v['name']}: {v['detail']}" for v in summary["verdicts"] if not v["holds"]]:
             raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
         found = closed_forms(strategy, self.clients, settings, workload, summary, metrics)
@@ -230,6 +233,15 @@ def _quietly(*, learns: bool) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _privacy(strategy: Strategy, record: Record) -> dict[str, Any] | None:
+    """What was asked for and what was used, for the accountant; None for a run without noise."""
+    privacy = getattr(strategy.update, "privacy", None)
+    if privacy is None or not privacy.noise_multiplier:
+        return None
+    window = strategy.buffer.size if isinstance(strategy.buffer, Sliding) else None
+    return {**asdict(privacy), "clip_norm": strategy.clip_norm, **asdict(spent(record.chunks(), window))}
 
 
 def metric_table(evaluations: Evaluations) -> pl.DataFrame:

@@ -119,7 +119,7 @@ class Mapped:
 
 
 def copied(inputs: Sequence[Input]) -> list[Input]:
-    return [replace(x, values=x.values.clone()) for x in inputs]
+    return [x._replace(values=x.values.clone()) for x in inputs]
 
 
 @dataclass
@@ -130,16 +130,19 @@ class Watched:
     versions: list[Tensor] = field(default_factory=list)
     given: list[Inputs] = field(default_factory=list)
 
-    @property
-    def wants(self) -> Form:
-        return self.rule.wants
+    def __getattr__(self, name: str) -> Any:
+        """What the rule has beyond the two functions: the form it wants, what it asks of its clients."""
+        if name == "rule":
+            raise AttributeError(name)
+        return getattr(self.rule, name)
 
     def init(self, values: Tensor) -> Any:
         self.versions.append(values.clone())
         return self.rule.init(values)
 
     def apply(self, values: Tensor, state: Any, inputs: Inputs) -> Any:
-        self.given.append(Inputs(copied(inputs.entering), copied(inputs.window), copied(inputs.leaving)))
+        entering, window, leaving, undrafted = map(copied, inputs[:4])
+        self.given.append(Inputs(entering, window, leaving, undrafted, *inputs[4:]))
         state = self.rule.apply(values, state, inputs)
         self.versions.append(values.clone())
         return state

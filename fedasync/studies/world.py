@@ -1,0 +1,142 @@
+"""``fedasync world``: the population of a study, looked at before any run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedasync.report import save
+from fedasync.report.world import EVERYBODY, Tier, World, horizon_s, look, times
+from fedasync.report.world_figures import figures
+from fedasync.simulation.learning import WorkloadError
+from fedasync.simulation.population import Clients
+from fedasync.simulation.refusals import realise
+from fedasync.studies.build import build
+from fedasync.studies.command import find
+from fedasync.studies.errors import StudyError
+from fedasync.studies.study import apply_changes, load
+
+MOST_SEEDS = 5
+"""Of a study that names more: a few show what the world is like."""
+
+
+def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path | None) -> None:
+    """Draw a study's population, and print a table of it.
+
+    Axes are left aside: the base configuration is what is drawn, with ``changes``. Raises StudyError.
+    """
+    path = find(name)
+    study = load(path, (), seeds)
+    base = study.base
+    apply_changes(base, (), changes)
+    chosen = study.header.seed_list[: seeds or MOST_SEEDS]
+    by_seed = {seed: _realised({**base, "targets": {}, "seed": seed}, str(path)) for seed in chosen}
+    run = base.get("run", {})
+    world = look(study.header.title, by_seed, horizon_s(run.get("time_s")))
+    folder = out or Path("results") / study.name / "world"
+    written = [
+        path
+        for name, figure in figures(world, _command(path, changes, seeds)).items()
+        for path in save(figure, folder, name)
+    ]
+    console = Console()
+    console = console if console.is_terminal else Console(width=140)
+    console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(chosen)} seed{'s' * (len(chosen) > 1)})")
+    varied = sorted(
+        {key for axis in study.axes for point in axis for key in point.values if key.startswith("population")}
+    )
+    if varied:
+        console.print(f"Axes vary {', '.join(varied)}: drawn is the base (--set shows another point).", highlight=False)
+    console.print(_table(world))
+    for n, ceiling in world.ceilings.items():
+        console.print(f"E[max of {n}] / E[t] = {times(ceiling)}", markup=False, highlight=False)
+    names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")
+    console.print(f"{folder}: {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _realised(config: dict[str, object], where: str) -> Clients:
+    parts = build(config, where)
+    try:
+        workload = None if parts.workload is None else parts.workload()
+        return realise(parts.population, workload, int(str(config["seed"])))
+    except StudyError:
+        raise
+    except (ValueError, WorkloadError) as error:
+        raise StudyError(f"{where}: population: {error}") from error
+
+
+def _table(world: World) -> Table:
+    table = Table(
+        "tier",
+        *(
+            "clients",
+            "mean",
+            "median",
+            "p90",
+            "p99",
+            "downlink (median)",
+            "uplink (median)",
+            "online",
+        ),
+        title="leases (seconds), bandwidth, share of time online",
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for tier in world.tiers:
+        table.add_row(escape(tier.name), *_row(tier))
+    if len(world.tiers) > 1:
+        table.add_section()
+        table.add_row(EVERYBODY, *_everybody(world))
+    return table
+
+
+def _row(tier: Tier) -> list[str]:
+    quantiles = np.quantile(tier.durations_s, [0.5, 0.9, 0.99])
+    return [
+        f"{tier.clients:,}",
+        *(f"{value:.4g}" for value in (tier.durations_s.mean(), *quantiles)),
+        _rate(tier.downlink),
+        _rate(tier.uplink),
+        f"{tier.online.mean():.1%}",
+    ]
+
+
+def _everybody(world: World) -> list[str]:
+    values = np.concatenate([tier.durations_s for tier in world.tiers])
+    weights = np.concatenate(
+        [np.full(len(tier.durations_s), tier.share / len(tier.durations_s)) for tier in world.tiers]
+    )
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    quantiles = [values[order][min(int(np.searchsorted(below, q)), len(values) - 1)] for q in (0.5, 0.9, 0.99)]
+    online = sum(float(tier.online.mean()) * tier.share for tier in world.tiers)
+    return [
+        f"{sum(tier.clients for tier in world.tiers):,}",
+        *(f"{value:.4g}" for value in (float((values * weights).sum()), *quantiles)),
+        "",
+        "",
+        f"{online:.1%}",
+    ]
+
+
+def _rate(rates: np.ndarray | None) -> str:
+    if rates is None:
+        return "–"
+    value = float(np.median(rates))
+    for size, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} B/s"
+
+
+def _command(path: Path, changes: Sequence[str], seeds: int | None) -> str:
+    words = ["fedasync", "world", str(path)]
+    for change in changes:
+        words += ["--set", change]
+    return shlex.join([*words, *(["--seeds", str(seeds)] if seeds is not None else [])])

@@ -1,0 +1,149 @@
+"""``fedasync world``: what it prints and writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .running import LEARNING, TIMING, Command, changed, contents
+
+TIERS = """
+[[population.tiers]]
+name = "quick"
+share = 0.75
+duration_s = { kind = "constant", value = 1.0 }
+
+[[population.tiers]]
+name = "slow"
+share = 0.25
+duration_s = { kind = "constant", value = 20.0 }
+
+[strategy]"""
+
+AXIS = """
+[[axis]]
+name = "tail"
+key = "population.duration_s.mean"
+values = [5.0, 20.0]
+"""
+
+
+def test_it_prints_the_tiers_and_the_ceilings_and_writes_png_and_svg(fedasync: Command, study: Path) -> None:
+    study.write_text(changed(TIMING, ("[strategy]", TIERS)))
+    done = fedasync("world", "s.toml")
+    assert (done.status, done.err) == (0, "")
+    for words in ("quick", "slow", "all clients", "E[max of 10] / E[t] = ", "E[max of 100] / E[t] = 3.48×"):
+        assert words in done.out, words
+    written = {path.name for path in Path("results/s/world").iterdir()}
+    assert written == {"durations.png", "durations.svg"}
+    assert not Path("results/s/runs").exists()
+
+
+def test_a_second_look_writes_the_same_bytes(fedasync: Command, study: Path) -> None:
+    study.write_text(TIMING)
+    for out in ("one", "two"):
+        assert fedasync("world", "s.toml", "--out", out).status == 0
+    assert contents(Path("one")) == contents(Path("two"))
+
+
+def test_a_workload_brings_its_clients(fedasync: Command, study: Path) -> None:
+    study.write_text(LEARNING)
+    done = fedasync("world", "s.toml", "--set", "population.slowness={kind='uniform', low=1, high=2}")
+    assert done.status == 0
+    assert " 8 " in done.out
+
+
+def test_axes_are_left_aside_and_what_they_vary_can_be_set(fedasync: Command, study: Path) -> None:
+    study.write_text(TIMING + AXIS)
+    base, other = fedasync("world", "s.toml"), fedasync("world", "s.toml", "--set", "population.duration_s.mean=1000.0")
+    assert base.status == other.status == 0
+    assert "Axes vary population.duration_s.mean: drawn is the base" in base.out
+    means = [float(end.out.split("│ all clients │")[1].split("│")[1]) for end in (base, other)]
+    assert means[1] == pytest.approx(100 * means[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("clients = 8\n", "", "population: population: clients is missing"),
+        (
+            "[strategy]",
+            TIERS.replace("0.25", "0.5"),
+            "population: tiers: shares must add up to 1, got 0.75 + 0.5 = 1.25",
+        ),
+        (
+            "[strategy]",
+            TIERS.replace('"slow"', '"slow"\nshar = 2'),
+            "population.tiers.1.shar: unknown key; did you mean 'share'?",
+        ),
+        (
+            "[strategy]",
+            TIERS.replace('"constant", value = 20.0', '"trace", name = "pai_job9"'),
+            "trace: unknown name 'pai_job9'",
+        ),
+        (
+            "[strategy]",
+            'availability = { kind = "by_labels", p_min = 0.1, slot_s = 60.0 }\n[strategy]',
+            "by_labels: a workload that says its clients' labels (client_labels) is needed",
+        ),
+        (
+            "[strategy]",
+            'capacity = { file = "no.csv", batch_size = 1, local_steps = 1 }\n[strategy]',
+            "no.csv cannot be read",
+        ),
+        (
+            "[strategy]",
+            'outages = { kind = "off", regions = 1 }\n[strategy]',
+            "population.outages.kind: got \"off\"; 'times', 'on_off'",
+        ),
+        ("[strategy]", "server_uplink_bytes_per_second = 10.0\n[strategy]", "a network needs model_bytes"),
+    ],
+)
+def test_worlds_that_cannot_be_are_refused_in_one_line(
+    fedasync: Command, study: Path, old: str, new: str, told: str
+) -> None:
+    study.write_text(changed(TIMING, (old, new)))
+    done = fedasync("world", "s.toml")
+    assert done.status == 2
+    assert "s.toml" in done.complaint
+    assert told in done.complaint
+
+
+def test_the_study_runs_in_the_world_that_was_drawn(fedasync: Command, study: Path) -> None:
+    study.write_text(changed(TIMING, ("[strategy]", TIERS)))
+    assert fedasync("sim", "s.toml").status == 0
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "populations.md").read_text()
+HEAD = TIMING.split("[population]", maxsplit=1)[0]
+TAIL = '[strategy]\nname = "fedasync"\nconcurrency = 4\n'
+
+
+@pytest.mark.parametrize("block", re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL), ids=["first", "tiers"])
+def test_the_populations_of_the_page_are_worlds(fedasync: Command, study: Path, block: str) -> None:
+    study.write_text(HEAD + block + TAIL)
+    done = fedasync("world", "s.toml", "--seeds", "1")
+    assert (done.status, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for line in re.findall(
+            r"`((?:availability|outages|duration_s|tier_preset)? ?=? ?\{.*?\}|tier_preset = \S+)`", PAGE
+        )
+        if "kind" in line or "tier_preset" in line
+    ],
+)
+def test_what_the_page_shows_in_passing_can_be_read(fedasync: Command, study: Path, line: str) -> None:
+    key = line if " = " in line.partition("{")[0] else f"outages = {line}"
+    if "file" in key:
+        Path("behaviour.csv").write_text("client,active_s,inactive_s,finish_time_s\n0,0,50,100\n")
+    clients = "" if "intervals" not in key else "clients = 2\n"
+    duration = "" if key.startswith("duration_s") else 'duration_s = { kind = "constant", value = 1.0 }\n'
+    study.write_text(f"{HEAD}[population]\n{clients or 'clients = 20'}\n{duration}{key}\n{TAIL}")
+    done = fedasync("world", "s.toml", "--seeds", "1")
+    assert (done.status, done.err) == (0, "")
