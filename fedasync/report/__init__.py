@@ -7,9 +7,12 @@ Every figure takes a study's runs, or runs under labels of one's own, and return
 
 from fedasync.report.arrangement import Runs
 from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.paired import Difference, Speedup, paired_difference, paired_speedup
+from fedasync.report.ranking import ranking_table, ranking_tables, readable_ranking
+from fedasync.report.ranking_figure import ranking
 from fedasync.report.spec import FigureName, Report
 from fedasync.report.speedup import speedup, speedup_by_axis
-from fedasync.report.statistics import Band, Interval, Speedup, band, mean_interval, paired_speedup
+from fedasync.report.statistics import Band, Interval, band, mean_interval
 from fedasync.report.study_report import save, write_report
 from fedasync.report.table import brief_tables, markdown, readable_table, rich_table, summary_table, write_table
 from fedasync.report.timeline import timeline
@@ -17,6 +20,7 @@ from fedasync.report.trace import trace_events, write_trace
 
 __all__ = [
     "Band",
+    "Difference",
     "FigureName",
     "Interval",
     "Report",
@@ -27,7 +31,12 @@ __all__ = [
     "markdown",
     "mean_interval",
     "metric_over_time",
+    "paired_difference",
     "paired_speedup",
+    "ranking",
+    "ranking_table",
+    "ranking_tables",
+    "readable_ranking",
     "readable_table",
     "rich_table",
     "save",

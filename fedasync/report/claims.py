@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from fedasync.report.arrangement import Runs, arrange, spoken
 from fedasync.report.measures import speedup_at
+from fedasync.report.paired import Speedup
 from fedasync.report.spec import Claim, Report
-from fedasync.report.statistics import Speedup
-from fedasync.report.style import times
+from fedasync.report.wording import ratio_range, times
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,8 +35,8 @@ def claims_table(runs: Runs, report: Report, ceilings: Mapping[str, float] | Non
                 {
                     "published": f"{claim.series} {times(claim.times)} {claim.over} ({claim.source})",
                     **{spoken(axis): label for axis, label in place.items()},
-                    "measured": "–" if found.ratio is None else times(found.ratio),
-                    "95 % interval": "–" if found.low is None else f"{times(found.low)} to {times(found.high or 0.0)}",
+                    "measured": "–" if found.ratio is None else f"{found.bound} {times(found.ratio)}".lstrip("= "),
+                    "95 % interval": ratio_range(found).strip() or "–",
                     "ceiling": "–" if bound is None else times(bound),
                     "verdict": "; ".join(filter(None, [_verdict(claim, found), found.note()])),
                 }
@@ -45,11 +45,15 @@ def claims_table(runs: Runs, report: Report, ceilings: Mapping[str, float] | Non
 
 
 def _verdict(claim: Claim, found: Speedup) -> str:
+    """Where seeds missed the target, the ratio is a bound: it decides what lies on its side of the claim, no more."""
     if found.ratio is None:
         return "no pair of seeds to compare"
-    if found.ratio >= claim.times and found.missed:
+    reached = found.ratio >= claim.times
+    if (found.bound == "≥" and not reached) or (found.bound == "≤" and reached):
+        return f"not decided: the ratio is a bound ({found.bound})"
+    if reached and found.missed:
         return "reached, but not in every seed"
-    if found.ratio >= claim.times:
+    if reached:
         return "reached" if found.low is None or found.low >= claim.times else "reached, within noise"
     if found.high is not None and found.high >= claim.times:
         return "not reached, within noise"

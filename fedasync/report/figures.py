@@ -9,6 +9,7 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
+from fedasync.report.comparisons import differences, standing
 from fedasync.report.measures import curves
 from fedasync.report.spec import Report
 from fedasync.report.statistics import Band, band, histogram_quantile, pooled_staleness
@@ -64,6 +65,8 @@ def metric_over_time(
         ax.margins(x=0.01)
         for level in _levels(shown, name, facet):
             target_line = ax.axhline(level, color=style.INK, lw=0.9, ls=(0, (1, 2)))
+        for reference in shown.report.references:
+            style.reference(ax, reference.value, reference.text)
     if bands:
         axes[0].set_ylim(*_y_limits(bands, aim if aim and aim.metric == name else None))
     _label(axes, "virtual time (s)", _metric_label(name))
@@ -80,9 +83,26 @@ def metric_over_time(
         "Mean over seeds; band: 95 % t-interval of the mean." if len(shown.seeds) > 1 else "",
         style.seeds_text(shown.seeds),
         "Faint: some seeds had ended; their last value is carried on." if stopped else "",
+        _no_different(shown, name),
         command=command,
     )
     return figure
+
+
+def _no_different(shown: Arrangement, metric: str) -> str:
+    """Which series end within noise of the baseline, a sentence for all panels: bands of unpaired means cannot tell."""
+    base = shown.report.baseline
+    if base is None or base not in shown.series or len(shown.seeds) < 2:
+        return ""
+    found = []
+    for facet in shown.facets:
+        compared = differences(standing(shown, facet, metric), base)
+        alike = [label for label, one in compared.items() if one.verdict in ("within noise", "weak")]
+        if alike:
+            title = shown.facet_title(facet)
+            found.append(f"{title + ': ' if title else ''}{', '.join(alike)}")
+    told = f"No clear difference from {base} at the end, paired by seed: "
+    return told + ("; ".join(found) if found else "none") + "."
 
 
 def _levels(shown: Arrangement, metric: str, facet: Facet) -> list[float]:

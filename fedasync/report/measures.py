@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedasync.report.arrangement import COUNTED, Arrangement, Cell, Facet, Target
-from fedasync.report.statistics import Speedup, paired_speedup
+from fedasync.report.paired import Missed, Speedup, Time, paired_speedup
 from fedasync.runs.measures import ENDS, lease_table
 
 if TYPE_CHECKING:
@@ -44,17 +44,25 @@ def curves(cell: Cell, metric: str) -> list[Curve]:
     return [found for run in cell.values() if (found := curve(run, metric)) is not None]
 
 
-def times_s(cell: Cell, target: Target | None) -> dict[int, float | None]:
+def times_s(cell: Cell, target: Target | None) -> dict[int, Time]:
     """What speed-ups compare, by seed: the time to the target, or without one the time per applied update.
 
-    None where the target was not reached, or no update applied.
+    `Missed` where the run ended before it reached the target; None where it had none, or no update was applied.
     """
     if target is None:
         return {
             seed: run.summary["time_s"] / run.summary["consumed"] if run.summary["consumed"] else None
             for seed, run in cell.items()
         }
-    return {seed: (target.entry(run) or {}).get("reached_s") for seed, run in cell.items()}
+    found: dict[int, Time] = {}
+    for seed, run in cell.items():
+        entry = target.entry(run)
+        if entry is None:
+            found[seed] = None
+        else:
+            reached_s = entry["reached_s"]
+            found[seed] = Missed(float(run.summary["time_s"])) if reached_s is None else float(reached_s)
+    return found
 
 
 def speedup_at(arrangement: Arrangement, series: str, facet: Facet, baseline: str, target: Target | None) -> Speedup:
@@ -62,6 +70,24 @@ def speedup_at(arrangement: Arrangement, series: str, facet: Facet, baseline: st
     return paired_speedup(
         times_s(arrangement.at(series, facet), target), times_s(arrangement.at(baseline, facet), target)
     )
+
+
+def value_at(run: Run, metric: str, time_s: float) -> float | None:
+    """What a metric was when the clock stood at ``time_s``: its last evaluation up to then; None where there is none.
+
+    ``updates`` and ``versions`` are counted.
+    """
+    import polars as pl
+
+    if metric in COUNTED:
+        if time_s >= float(run.summary["time_s"]):
+            return float(run.summary["consumed" if metric == "updates" else "versions"])
+        counted = (pl.col("kind") == COUNTED[metric]) & (pl.col("time_s") <= time_s)
+        return float(run.read_events(lambda events: events.filter(counted).select("time_s")).height)
+    rows = run.metrics.filter((pl.col("name") == metric) & (pl.col("time_s") <= time_s)).sort(
+        "time_s", maintain_order=True
+    )
+    return None if rows.is_empty() else float(rows["value"][-1])
 
 
 def leases(events: pl.DataFrame, end_s: float | None = None) -> pl.DataFrame:

@@ -13,6 +13,7 @@ FigureName = Literal[
     "utilisation",
     "timeline",
     "speedup_by_axis",
+    "ranking",
     "closed_forms",
 ]
 
@@ -31,12 +32,22 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A value to hold curves against: a horizontal line with its words in ``metric_over_time``."""
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Report:
     """Which figures a study draws, and how its axes are laid out in them.
 
-    figures: names of the figures; ``closed_forms`` adds tables instead of a figure.
+    figures: names of the figures; ``closed_forms`` adds tables instead of a figure, ``ranking`` a table beside it.
     metric: the metric of curves and of the table; None takes that of the first target, else the first evaluated
         one, else ``updates`` (contributions applied), which every run has, as it has ``versions``.
+    better: which values of the metric are the better ones, ``higher`` or ``lower``; None takes ``lower`` for a metric
+        whose name ends in loss, distance, error or perplexity.
     target: which of the metric's recorded targets times are measured to; None takes the first.
     series: the axis whose labels are lines and bars.
     facets: axes that make panels, in this order; axes named nowhere are appended.
@@ -46,12 +57,14 @@ class Report:
     timeline_facet: a label for each facet axis, saying which panel ``timeline`` shows; empty takes the first.
     timeline_lanes: lanes a panel of ``timeline`` has at most.
     claims: published speed-ups, looked for at every label of the x axis.
+    references: values to hold the metric against, lines in ``metric_over_time``.
 
     Raises ValueError when a figure lacks what it needs, or a number is out of range.
     """
 
     figures: tuple[FigureName, ...] = ("metric_over_time", "staleness", "utilisation", "timeline")
     metric: str | None = None
+    better: Literal["higher", "lower"] | None = None
     target: float | None = None
     series: str = "strategy"
     facets: tuple[str, ...] = ()
@@ -61,6 +74,7 @@ class Report:
     timeline_facet: tuple[str, ...] = ()
     timeline_lanes: int = 20
     claims: tuple[Claim, ...] = ()
+    references: tuple[Reference, ...] = ()
 
     # pydantic reads this when it validates the TOML table: a misspelt key is an error, not silence.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -10,9 +10,10 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
-from fedasync.report.measures import speedup_at
+from fedasync.report.comparisons import Judged, speedups
+from fedasync.report.paired import Speedup
 from fedasync.report.spec import Report, listed
-from fedasync.report.statistics import Speedup
+from fedasync.report.wording import LEGEND, ratio_text, remark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CEILING = "E[max of n] / E[t]"
 """What not waiting gains over waiting for everybody, contribution for contribution, once a run is long."""
+
+_ENDLESS = 1e6
+"""Where a band without an end is cut, out of sight."""
 
 
 @style.styled
@@ -35,8 +39,9 @@ def speedup(
 ) -> Figure:
     """Speed-up in time to target over ``baseline``: a bar a series with its 95 % interval, a panel a facet.
 
-    Seeds are paired; where a series or the baseline missed the target, the bar says so. Runs without targets
-    (timing-only ones) are compared by virtual time per applied update. Keywords replace the report's fields.
+    Seeds are paired; where a series or the baseline missed the target, the bar says so, and is a bound where the
+    misses allow one. What is within noise is pale. Runs without targets (timing-only ones) are compared by virtual
+    time per applied update. Keywords replace the report's fields.
     Raises ValueError without a baseline, and for names the runs do not have.
     """
     shown = arrange(runs, report, baseline=baseline, metric=metric, target=target)
@@ -44,16 +49,20 @@ def speedup(
     compared = [label for label in shown.series if label != base]
     if not compared:
         raise ValueError(f"report.baseline: {base!r} is the only series; a speed-up needs another one")
-    found = {(label, facet): speedup_at(shown, label, facet, base, aim) for label in compared for facet in shown.facets}
-    noted = any(found_one.note() for found_one in found.values())
-    height = (0.46 if noted else 0.34) * len(compared) + 0.55
+    found = {facet: speedups(shown, facet, base, aim) for facet in shown.facets}
+    every = [one.found for facet in found.values() for one in facet.values()]
+    lines = max([1, *(len(_beside(one)) for facet in found.values() for one in facet.values())])
+    height = (0.24 + 0.12 * lines) * len(compared) + 0.55
     figure, axes = style.panels(
         len(shown.facets), (3.5, height) if len(shown.facets) > 1 else (6.6, height), extra=(0.4, 1.1)
     )
-    most = max([1.15, *(min(one.high or one.ratio, 2 * one.ratio) * 1.05 for one in found.values() if one.ratio)])
+    most = max([1.15, *(min(one.high or one.ratio, 2 * one.ratio) * 1.05 for one in every if one.ratio)])
     for ax, facet in zip(axes, shown.facets, strict=True):
         for y, label in enumerate(compared):
-            _draw_bar(ax, y, found[label, facet], style.colour(shown.series, label), most)
+            if label in found[facet]:
+                _draw_bar(ax, y, found[facet][label], style.colour(shown.series, label), most)
+            else:
+                _write(ax, y, ["not run here"])
         ax.axvline(1.0, color=style.INK, lw=0.9)
         ax.set_xlim(0, most)
         ax.set_ylim(len(compared) - 0.45, -0.55)
@@ -67,25 +76,32 @@ def speedup(
     return figure
 
 
-def _draw_bar(ax: Axes, y: int, found: Speedup, colour: str, most: float) -> None:
+def _draw_bar(ax: Axes, y: int, judged: Judged[Speedup], colour: str, most: float) -> None:
+    found = judged.found
     if found.ratio is None:
         ax.barh(y, most, height=0.6, facecolor="none", edgecolor="#BBBBBB", hatch="////", lw=0.6)
-        text, note = _without_ratio(found)
     else:
-        ax.barh(y, found.ratio, height=0.6, color=colour)
-        text, note = style.times(found.ratio), found.note()
+        pale = remark(judged.verdict) == "within noise"
+        ax.barh(y, found.ratio, height=0.6, color=colour, alpha=0.4 if pale else 1.0)
         if found.low is not None and found.high is not None:
+            left, right = found.low, min(found.high, 10 * most)
             ax.errorbar(
-                found.ratio,
-                y,
-                xerr=[[found.ratio - found.low], [found.high - found.ratio]],
-                color=style.INK,
-                lw=1,
-                capsize=2.5,
+                found.ratio, y, xerr=[[found.ratio - left], [right - found.ratio]], color=style.INK, lw=1, capsize=2.5
             )
-            text += f" [{style.times(found.low)}, {style.times(found.high)}]".replace("×", "")
-    # Beside the panel, where neither bar nor whisker can run into it.
-    lines = [text, *textwrap.wrap(note, 30)]
+        if found.bound != "=":
+            ax.plot(found.ratio, y, marker=">" if found.bound == "≥" else "<", ms=5, color=style.INK)
+    _write(ax, y, _beside(judged))
+
+
+def _beside(judged: Judged[Speedup]) -> list[str]:
+    """What stands beside a bar, line by line."""
+    found = judged.found
+    text, note = (ratio_text(found), found.note()) if found.ratio is not None else _without_ratio(found)
+    return [text, *filter(None, [remark(judged.verdict)]), *textwrap.wrap(note, 30)]
+
+
+def _write(ax: Axes, y: int, lines: Sequence[str]) -> None:
+    """Beside the panel, where neither bar nor whisker can run into it."""
     ax.annotate(
         "\n".join(lines),
         (1.0, y),
@@ -142,14 +158,12 @@ def speedup_by_axis(
     figure, axes = style.panels(len(panels), (3.4, 2.7) if len(panels) > 1 else (5.6, 3.7))
     handles = {}
     for ax, panel in zip(axes, panels, strict=True):
+        facets = {x: (*panel[:at], x, *panel[at:]) for x in labels}
+        found = {x: speedups(shown, facet, base, aim) for x, facet in facets.items() if facet in shown.facets}
         for label in shown.series:
             if label == base:
                 continue
-            points = {
-                x: speedup_at(shown, label, facet, base, aim)
-                for x in labels
-                if shown.at(label, facet := (*panel[:at], x, *panel[at:]))
-            }
+            points = {x: here[label].found for x, here in found.items() if label in here}
             handles[label] = _draw_line(ax, points, place, shown, label)
         handles[base] = ax.axhline(1.0, lw=1.1, color=style.colour(shown.series, base))
         if ceilings:
@@ -158,17 +172,7 @@ def speedup_by_axis(
                 [place[x] for x in xs], [ceilings[x] for x in xs], ls="--", lw=1, color=style.FAINT
             )[0]
         for value, text in references:
-            ax.axhline(value, ls=":", lw=0.9, color=style.FAINT)
-            ax.annotate(
-                text,
-                (0, value),
-                xycoords=("axes fraction", "data"),
-                xytext=(3, 2),
-                textcoords="offset points",
-                ha="left",
-                fontsize=7,
-                color=style.FAINT,
-            )
+            style.reference(ax, value, text)
         _x_ticks(ax, labels, place)
         ax.set_ylim(*_y_limits(ax))
         ax.grid(color="#EEEEEE", lw=0.7)
@@ -183,7 +187,9 @@ def speedup_by_axis(
     style.small_print(
         figure,
         *_reading(shown, aim, base, "points"),
-        "Hollow: some seeds did not both reach it; cross at the foot: none did." if aim else "",
+        "Hollow: some seeds did not both reach it; triangles: at least (▲), at most (▼); cross at the foot: no pair."
+        if aim
+        else "",
         command=command,
     )
     return figure
@@ -196,12 +202,13 @@ def _draw_line(
     known = [(place[x], one.ratio, one) for x, one in points.items() if one.ratio is not None]
     drawn = ax.plot([x for x, _, _ in known], [ratio for _, ratio, _ in known], lw=1.6, **look)[0]
     for x, ratio, one in known:
-        whole = one.pairs == one.seeds
-        ax.plot(x, ratio, "o", ms=4.5, mec=look["color"], mfc=look["color"] if whole else "white")
+        whole = one.pairs == one.seeds and one.bound == "="
+        mark = {"=": "o", "≥": "^", "≤": "v"}[one.bound]
+        ax.plot(x, ratio, mark, ms=4.5, mec=look["color"], mfc=look["color"] if whole else "white")
     banded = [(x, one.low, one.high) for x, _, one in known if one.low is not None and one.high is not None]
     if banded:
         xs, lows, highs = (list(column) for column in zip(*banded, strict=True))
-        ax.fill_between(xs, lows, highs, color=look["color"], alpha=0.15, lw=0)
+        ax.fill_between(xs, lows, np.minimum(highs, _ENDLESS), color=look["color"], alpha=0.15, lw=0)
     for name, one in points.items():
         if one.ratio is None:
             # Series that miss at the same place stand side by side.
@@ -261,9 +268,11 @@ def _heading(target: Target | None, baseline: str) -> str:
 
 def _reading(shown: Arrangement, target: Target | None, baseline: str, marks: str) -> tuple[str, str, str]:
     what = "virtual time per applied update" if target is None else f"virtual time to {target}"
-    spread = " with 95 % t-intervals of the log ratio" if len(shown.seeds) > 1 else ""
+    if len(shown.seeds) == 1:
+        return f"Ratio of {baseline}'s {what} to the series' own, in the same seed.", "", style.seeds_text(shown.seeds)
+    bounds = " ≥, ≤: where one of the two missed the target, the run's end bounds its time." if target else ""
     return (
-        f"Ratio of {baseline}'s {what} to the series' own, in the same seed;",
-        f"{marks}: geometric mean over seeds{spread}." if len(shown.seeds) > 1 else f"{marks}: the one ratio.",
+        f"Ratio of {baseline}'s {what} to the series' own, paired by seed; {marks}: geometric mean over seeds.{bounds}",
+        LEGEND.replace("[ ]: ", "Intervals: ", 1) if marks == "points" else f"{LEGEND} Pale: within noise.",
         style.seeds_text(shown.seeds),
     )

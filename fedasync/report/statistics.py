@@ -1,4 +1,4 @@
-"""Means, curves and speed-ups over seeds, with Student-t intervals."""
+"""Means and curves over seeds, with Student-t intervals."""
 
 from __future__ import annotations
 
@@ -89,75 +89,6 @@ def band(curves: Sequence[Curve], level: float = 0.95) -> Band:
         return Band(grid, mean, None, None, 1, end)
     half_width = _t_quantile(level, n) * values.std(axis=0, ddof=1) / math.sqrt(n)
     return Band(grid, mean, mean - half_width, mean + half_width, n, end)
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times sooner a series is than its baseline, over seeds both ran.
-
-    ratio: geometric mean of t_baseline / t_series over ``pairs`` seeds in which both reached the target; None where
-        there are none. low, high: its interval; None for fewer than two pairs.
-    seeds: seeds both ran. missed, baseline_missed: of these, how many the series, and the baseline, did not reach
-        the target in. at_start: in how many one of them had reached it at time 0, which has no ratio.
-    unmatched: seeds that only one of the two ran.
-    """
-
-    ratio: float | None
-    low: float | None
-    high: float | None
-    pairs: int
-    seeds: int
-    missed: int
-    baseline_missed: int
-    at_start: int
-    unmatched: int
-
-    def note(self) -> str:
-        """What the ratio leaves out, in words; empty where it leaves out nothing."""
-        parts = []
-        if self.seeds == 0:
-            parts.append("no seed in common with the baseline")
-        if self.missed:
-            parts.append(f"{self.missed} of {self.seeds} seeds did not reach")
-        if self.baseline_missed:
-            parts.append(f"baseline: {self.baseline_missed} of {self.seeds} did not reach")
-        if self.at_start:
-            parts.append(f"{self.at_start} of {self.seeds} reached at time 0")
-        if self.unmatched and self.seeds:
-            parts.append(f"{self.unmatched} seeds unmatched")
-        return "; ".join(parts)
-
-
-def paired_speedup(
-    times_s: Mapping[int, float | None], baseline_s: Mapping[int, float | None], level: float = 0.95
-) -> Speedup:
-    """Speed-up from times by seed (None: not reached), paired by seed.
-
-    The mean and the Student-t interval are taken of log ratios, where "twice as fast" and "half as fast" lie equally
-    far from 1; pairing removes what both met alike in a seed.
-    """
-    both = sorted(times_s.keys() & baseline_s.keys())
-    logs = []
-    missed = baseline_missed = at_start = 0
-    for seed in both:
-        own, other = times_s[seed], baseline_s[seed]
-        missed += own is None
-        baseline_missed += other is None
-        if own is not None and other is not None:
-            if own > 0 and other > 0:
-                logs.append(math.log(other / own))
-            else:
-                at_start += 1
-    ratio = low = high = None
-    if logs:
-        interval = mean_interval(logs, level)
-        ratio = math.exp(interval.mean)
-        if interval.half_width is not None:
-            low = math.exp(interval.mean - interval.half_width)
-            # Two seeds far apart give an interval whose end is no float any more.
-            high = math.exp(min(interval.mean + interval.half_width, 700.0))
-    unmatched = len(times_s.keys() ^ baseline_s.keys())
-    return Speedup(ratio, low, high, len(logs), len(both), missed, baseline_missed, at_start, unmatched)
 
 
 def pooled_staleness(histograms: Iterable[Mapping[str, int]]) -> dict[int, int]:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from fedasync.report.arrangement import Runs, arrange
 from fedasync.report.claims import claims_table
 from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.ranking import ranking_table, readable_ranking
+from fedasync.report.ranking_figure import ranking
 from fedasync.report.spec import Report
 from fedasync.report.speedup import speedup, speedup_by_axis
 from fedasync.report.style import seeds_text, styled
 from fedasync.report.table import markdown, readable_table, summary_table, write_table
 from fedasync.report.timeline import timeline
+from fedasync.report.wording import LEGEND, RANKING_LEGEND
 from fedasync.runs.run import write
 
 if TYPE_CHECKING:
@@ -33,12 +36,14 @@ def write_report(
     title: str,
     ceilings: Mapping[str, float] | None = None,
     extra_tables: Mapping[str, pl.DataFrame] | None = None,
+    note: str = "",
 ) -> list[Path]:
     """Write table.csv, table.md and figures/NAME.png and .svg into ``folder``; return their paths in that order.
 
     ``command`` repeats the study and stands in every figure. ``ceilings`` (label of the x axis → bound) go to
     ``speedup_by_axis``, which is drawn once more for each other baseline that a claim names; the table ``claims``
-    says where published figures are reached. ``extra_tables`` are written as NAME.csv and NAME.md.
+    says where published figures are reached; ``ranking`` is a table too, and is drawn once more by time where there
+    is a target. ``extra_tables`` are written as NAME.csv and NAME.md; ``note`` stands below the table.
     The same runs give the same bytes. Raises ValueError, before anything is written, for names that do not exist.
     """
     shown = arrange(runs, report)
@@ -52,21 +57,27 @@ def write_report(
         "utilisation": utilisation,
         "timeline": timeline,
         "speedup_by_axis": by_axis,
+        "ranking": ranking,
     }
     drawn: dict[str, Figure] = {
         name: draw[name](runs, report, command=command) for name in report.figures if name in draw
     }
+    if "ranking" in report.figures and shown.target() is not None:
+        drawn["ranking_by_time"] = ranking(runs, report, by="time", command=command)
     for base in dict.fromkeys(claim.over for claim in report.claims if claim.over != report.baseline):
         name = f"speedup_by_axis_over_{re.sub(r'[^a-z0-9]+', '_', base.lower()).strip('_')}"
         lines = _references(report, base)
         drawn[name] = speedup_by_axis(runs, replace(report, baseline=base), references=lines, command=command)
 
-    written = write_table(table, folder, "table", _page(runs, report, title, command, shown.seeds))
+    written = write_table(table, folder, "table", _page(runs, report, title, command, shown.seeds, note))
     tables = {**(extra_tables or {})}
     if report.claims:
         tables["claims"] = claims_table(runs, report, ceilings)
     for name, extra in tables.items():
         written += write_table(extra, folder, name)
+    if "ranking" in report.figures:
+        page = f"# {title}: ranking\n\n{markdown(readable_ranking(runs, report))}\n{RANKING_LEGEND}\n\n`{command}`\n"
+        written += write_table(ranking_table(runs, report), folder, "ranking", page)
     for name, figure in drawn.items():
         written += save(figure, folder / "figures", name)
     return written
@@ -90,11 +101,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def _page(runs: Runs, report: Report, title: str, command: str, seeds: Sequence[int]) -> str:
-    meaning = "Means over seeds; ± and [ ]: 95 % t-intervals. " if len(seeds) > 1 else ""
+def _page(runs: Runs, report: Report, title: str, command: str, seeds: Sequence[int], note: str) -> str:
+    meaning = f"Means over seeds; ±: 95 % t-intervals of a mean by itself. {LEGEND} " if len(seeds) > 1 else ""
     return (
         f"# {title}\n\n{markdown(readable_table(runs, report))}\n"
         f"{seeds_text(seeds)} {meaning}Staleness in versions, of consumed contributions, pooled over seeds; "
-        "useful and wasted as shares of slots × time; a speed-up leaves out seeds that did not both reach the target."
-        f"\n\n`{command}`\n"
+        "useful and wasted as shares of slots × time; ≥ and ≤: the run's end bounds the time of a missed target."
+        + "\n\n".join(["", *filter(None, [note]), f"`{command}`\n"])
     )

@@ -147,17 +147,27 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], hea
     )
 
 
+def reference(ax: Axes, value: float, text: str) -> None:
+    """A dotted line to hold curves against, with its words at the left."""
+    ax.axhline(value, ls=":", lw=0.9, color=FAINT)
+    ax.annotate(
+        text,
+        (0, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 2),
+        textcoords="offset points",
+        ha="left",
+        fontsize=7,
+        color=FAINT,
+    )
+
+
 def small_print(figure: Figure, *sentences: str, command: str = "") -> Text:
     """What one must know to read and to repeat the figure, under it."""
     width = int(figure.get_figwidth() * 19.5)
     paragraphs = [" ".join(sentence for sentence in sentences if sentence), command]
     wrapped = "\n".join(wrap(text, width) for text in paragraphs if text)
     return figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=6.5, color=FAINT)
-
-
-def times(ratio: float) -> str:
-    """A ratio at three significant digits: ``2.00×``, ``0.855×``, ``12.3×``, ``345×``."""
-    return f"{ratio:#.3g}".removesuffix(".") + "×"
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedasync.report.arrangement import COUNTED, Arrangement, Facet, Runs, Target, arrange, spoken
-from fedasync.report.measures import speedup_at
+from fedasync.report.comparisons import Judged, differences, speedups, standing
+from fedasync.report.paired import Difference, Speedup
 from fedasync.report.spec import Report
-from fedasync.report.statistics import (
-    Interval,
-    Speedup,
-    histogram_quantile,
-    mean_interval,
-    pooled_staleness,
-)
-from fedasync.report.style import times
+from fedasync.report.statistics import Interval, histogram_quantile, mean_interval, pooled_staleness
+from fedasync.report.wording import difference_text, speedup_text
 from fedasync.runs.run import Run, write
 
 if TYPE_CHECKING:
@@ -38,7 +35,8 @@ class _Point:
     reached: int
     time_s: Interval | None
     missed_by: float | None
-    speedup: Speedup | None
+    speedup: Judged[Speedup] | None
+    gain: Judged[Difference] | None
     updates: float
     versions: float
     staleness: tuple[float, int, int] | None
@@ -51,9 +49,13 @@ def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
 
     Columns: the axes; ``seeds``; ``metric``, ``final``, ``final_half_width`` (95 % t-interval over seeds), ``best``;
     ``target``, ``reached`` (seeds that did), ``time_to_target_s`` and ``time_to_target_half_width_s`` over those,
-    ``missed_by`` (mean distance of the best value from the target over the others); ``speedup``, ``speedup_low``,
-    ``speedup_high``, ``speedup_pairs`` over the report's baseline; ``updates``, ``versions``; ``staleness_mean``,
-    ``staleness_p90``, ``staleness_max`` (versions, pooled over seeds); ``useful_share``, ``wasted_share``.
+    ``missed_by`` (mean distance of the best value from the target over the others); ``gain``, the paired difference of
+    the metric from the report's baseline at one virtual time, with ``gain_low``, ``gain_high``, ``gain_pairs``,
+    ``gain_p_holm``, ``gain_verdict``; ``speedup`` over the baseline with ``speedup_bound`` (=, ≥ or ≤),
+    ``speedup_low``, ``speedup_high`` (the wider of the two intervals that follow), ``speedup_t_low``,
+    ``speedup_t_high``, ``speedup_bootstrap_low``, ``speedup_bootstrap_high``, ``speedup_pairs``, ``speedup_p_holm``,
+    ``speedup_verdict``; ``updates``, ``versions``; ``staleness_mean``, ``staleness_p90``, ``staleness_max`` (versions,
+    pooled over seeds); ``useful_share``, ``wasted_share``.
     Raises ValueError for names the runs do not have.
     """
     import polars as pl
@@ -63,7 +65,8 @@ def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     rows = []
     for point in _points(shown):
         mean, p90, largest = point.staleness or (None, None, None)
-        up = point.speedup
+        up, gain = point.speedup, point.gain
+        t, drawn = (up.found.t if up else None) or (None, None), (up.found.bootstrap if up else None) or (None, None)
         rows.append(
             {
                 **point.labels,
@@ -77,10 +80,23 @@ def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
                 "time_to_target_s": point.time_s and point.time_s.mean,
                 "time_to_target_half_width_s": point.time_s and point.time_s.half_width,
                 "missed_by": point.missed_by,
-                "speedup": up and up.ratio,
-                "speedup_low": up and up.low,
-                "speedup_high": up and up.high,
-                "speedup_pairs": up and up.pairs,
+                "gain": gain and gain.found.mean,
+                "gain_low": gain and gain.found.low,
+                "gain_high": gain and gain.found.high,
+                "gain_pairs": gain and gain.found.pairs,
+                "gain_p_holm": gain and gain.p_holm,
+                "gain_verdict": gain and gain.verdict,
+                "speedup": up and up.found.ratio,
+                "speedup_bound": up and up.found.bound,
+                "speedup_low": up and up.found.low,
+                "speedup_high": up and up.found.high,
+                "speedup_t_low": t[0],
+                "speedup_t_high": t[1],
+                "speedup_bootstrap_low": drawn[0],
+                "speedup_bootstrap_high": drawn[1],
+                "speedup_pairs": up and up.found.pairs,
+                "speedup_p_holm": up and up.p_holm,
+                "speedup_verdict": up and up.verdict,
                 "updates": point.updates,
                 "versions": point.versions,
                 "staleness_mean": mean,
@@ -93,10 +109,16 @@ def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=dict.fromkeys(_FLOATS, pl.Float64))
 
 
+_LINE = 26
+"""Characters of a line, in a terminal, of a cell that holds an interval."""
+_INTERVAL = re.compile(r"(?:[≥≤] )?\S+ (?:± \S+|[\[(][^\s,]+, [^\s,]+[\])])")
+
 _FLOATS = (
     *("final", "final_half_width", "best", "time_to_target_s", "time_to_target_half_width_s", "missed_by"),
-    *("speedup", "speedup_low", "speedup_high", "updates", "versions", "staleness_mean"),
-    *("useful_share", "wasted_share"),
+    *("gain", "gain_low", "gain_high", "gain_p_holm"),
+    *("speedup", "speedup_low", "speedup_high", "speedup_t_low", "speedup_t_high"),
+    *("speedup_bootstrap_low", "speedup_bootstrap_high", "speedup_p_holm"),
+    *("updates", "versions", "staleness_mean", "useful_share", "wasted_share"),
 )
 
 
@@ -111,6 +133,7 @@ def readable_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     target = shown.target()
     metric = spoken(shown.metric())
     goal = f"time to {target} (s)"
+    gain = f"{metric} over {shown.report.baseline}"
     ratio = f"speed-up over {shown.report.baseline}"
     rows = []
     for point in _points(shown):
@@ -124,7 +147,8 @@ def readable_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
             missed = "" if point.missed_by is None else f", missed by {number(point.missed_by)}"
             row["reached"] = f"{point.reached}/{point.seeds}{missed}"
         if shown.report.baseline is not None:
-            row[ratio] = _ratio(point)
+            row[gain] = "–" if point.gain is None else difference_text(point.gain)
+            row[ratio] = "1×" if point.speedup is None else speedup_text(point.speedup)
         row["updates"] = number(point.updates)
         row["versions"] = number(point.versions)
         row["staleness mean / p90 / max"] = " / ".join(number(x) for x in point.staleness or ()) or "–"
@@ -135,19 +159,30 @@ def readable_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
         for row in rows:
             # The metric is one of the columns that stand in every table.
             row.pop(f"best {metric}")
+            row.pop(gain, None)
     return pl.DataFrame(rows)
 
 
 def _points(shown: Arrangement) -> Iterable[_Point]:
     target = shown.target()
     # A facet at a time: the strategies to compare stand under each other.
+    base, metric = shown.report.baseline, shown.metric()
     for facet in shown.facets:
+        ups = {} if base is None else speedups(shown, facet, base, target)
+        gains = {} if base is None else differences(standing(shown, facet, metric), base)
         for series in shown.series:
             if shown.at(series, facet):
-                yield _point(shown, series, facet, target)
+                yield _point(shown, series, facet, target, ups.get(series), gains.get(series))
 
 
-def _point(shown: Arrangement, series: str, facet: Facet, target: Target | None) -> _Point:
+def _point(
+    shown: Arrangement,
+    series: str,
+    facet: Facet,
+    target: Target | None,
+    up: Judged[Speedup] | None,
+    gain: Judged[Difference] | None,
+) -> _Point:
     metric = shown.metric()
     runs = list(shown.at(series, facet).values())
     ends = [_value(run, "final", metric) for run in runs if not run.summary["timing_only"] or metric in COUNTED]
@@ -162,7 +197,6 @@ def _point(shown: Arrangement, series: str, facet: Facet, target: Target | None)
             times.append(float(entry["reached_s"]))
         elif (best := run.summary["best"].get(entry["metric"])) is not None:
             misses.append(abs(float(entry["value"]) - float(best)))
-    base = shown.report.baseline
     histogram = pooled_staleness(run.summary["staleness"]["histogram"] for run in runs)
     total = sum(histogram.values())
     return _Point(
@@ -174,7 +208,8 @@ def _point(shown: Arrangement, series: str, facet: Facet, target: Target | None)
         reached=len(times),
         time_s=mean_interval(times) if times else None,
         missed_by=sum(misses) / len(misses) if misses else None,
-        speedup=None if base in (None, series) else speedup_at(shown, series, facet, str(base), target),
+        speedup=up,
+        gain=gain,
         updates=_mean(run.summary["consumed"] for run in runs),
         versions=_mean(run.summary["versions"] for run in runs),
         staleness=(
@@ -200,26 +235,18 @@ def _mean(values: Iterable[float]) -> float:
     return mean_interval(values).mean
 
 
-def _ratio(point: _Point) -> str:
-    found = point.speedup
-    if found is None:
-        return "1×"
-    if found.ratio is None:
-        return found.note() or "–"
-    spread = "" if found.low is None or found.high is None else _range(found.low, found.high)
-    note = f" ({found.note()})" if found.note() else ""
-    return f"{times(found.ratio)}{spread}{note}"
-
-
-def _range(low: float, high: float) -> str:
-    return f" [{times(low)}, {times(high)}]".replace("×", "")
-
-
 def number(value: float | None) -> str:
     """A number at four significant digits, whole from 1000 on; a dash for none."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def alike(value: float, values: Iterable[float]) -> str:
+    """A number of a column: with as many decimals as show the largest of the column at four digits."""
+    largest = max((abs(other) for other in values if math.isfinite(other)), default=0.0)
+    decimals = 3 - math.floor(math.log10(largest)) if largest > 0 else 0
+    return f"{value:.{min(max(0, decimals), 6)}f}" if largest >= 1e-3 else number(value)
 
 
 def plus_minus(interval: Interval | None) -> str:
@@ -250,12 +277,27 @@ def rich_table(frame: pl.DataFrame, title: str = "") -> Table:
     from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", header_style="bold")
-    for name, dtype in frame.schema.items():
-        table.add_column(Text(name), justify="right" if dtype.is_numeric() else "left", overflow="fold")
-    for row in frame.iter_rows():
+    rows = [_cells(row) for row in frame.iter_rows()]
+    for i, (name, dtype) in enumerate(frame.schema.items()):
+        table.add_column(
+            Text(name),
+            justify="right" if dtype.is_numeric() else "left",
+            overflow="fold",
+            no_wrap=any(_INTERVAL.search(row[i]) for row in rows),
+        )
+    for row in rows:
         # Text, since labels such as "[K=10]" would be read as markup.
-        table.add_row(*(Text(cell) for cell in _cells(row)))
+        table.add_row(*(Text(_laid_out(cell)) for cell in row))
     return table
+
+
+def _laid_out(cell: str) -> str:
+    """A cell with an interval, broken into lines: the interval stays whole, and its verdict stands below it."""
+    if not _INTERVAL.search(cell):
+        return cell
+    whole = _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)
+    lines = re.sub(r", (within noise|weak)", r"\n\1", whole).splitlines()
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, _LINE))
 
 
 def brief_tables(runs: Runs, report: Report | None = None) -> list[Table]:
@@ -265,8 +307,15 @@ def brief_tables(runs: Runs, report: Report | None = None) -> list[Table]:
     shown = arrange(runs, report)
     frame = readable_table(runs, report)
     axes = [spoken(axis) for axis in shown.facet_axes]
-    record = {"seeds", "versions", f"best {spoken(shown.metric())}"} - {spoken(shown.metric())}
-    columns = [name for name in frame.columns if name not in record and name not in axes]
+    metric = spoken(shown.metric())
+    record = {"seeds", "updates", "versions", f"best {metric}", "useful", "wasted"} - {metric}
+    columns = [pl.col(name) for name in frame.columns if name not in record and name not in axes]
+    stale = "staleness mean / p90 / max"
+    columns = [
+        pl.col(stale).str.split(" / ").list.first().alias("staleness") if c.meta.output_name() == stale else c
+        for c in columns
+    ]
+    columns.append(pl.concat_str("useful", "wasted", separator=", ").alias("useful, wasted"))
     tables = []
     for facet in shown.facets:
         here = [pl.col(axis) == label for axis, label in zip(axes, facet, strict=True)]

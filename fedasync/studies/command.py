@@ -17,13 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import fedasync
-from fedasync.report import brief_tables, rich_table
+from fedasync.report import brief_tables, ranking_tables, rich_table
+from fedasync.report.tightness import look
 from fedasync.runs.run import Run
 from fedasync.studies import store
 from fedasync.studies.errors import StudyError, did_you_mean
 from fedasync.studies.execute import Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
-from fedasync.studies.publish import describe, publish, recall, remember
-from fedasync.studies.study import load
+from fedasync.studies.publish import STUDY, describe, finished_runs, load_runs, publish, recall, remember
+from fedasync.studies.study import SeedsUntil, Study, load
 
 MOST_LINES = 5
 """Failures told one by one; the rest is counted."""
@@ -47,16 +48,12 @@ def run_study(
     folder = out or Path("results") / study.name
     all_jobs = jobs(study, folder)
     store.sweep(folder / "runs")
-    waiting = [job for job in all_jobs if not store.is_finished(job.folder)]
-    description = describe(study, [job.folder for job in all_jobs], _command(name, changes, seeds))
-    remember(folder, description)
-    console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(all_jobs)} runs, {_done(all_jobs, waiting)})")
+    command = _command(name, changes, seeds)
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(f"[bold]{escape(study.header.title)}[/bold]  ({_extent(study, all_jobs)})")
     try:
-        unfinished = {job.folder for job in waiting}
-        together = [[job for job in group if job.folder in unfinished] for group in groups(all_jobs)]
-        outcomes = _execute([group for group in together if group], processes, console, backend)
-        errors = [outcome.error for outcome in outcomes if outcome.error]
-        runs = _show(folder, description, console) if len(errors) < len(all_jobs) else []
+        description, errors = _make_all(study, all_jobs, folder, command, processes, console, backend)
+        runs = _show(folder, description, console) if len(errors) < len(description["runs"]) else []
         for reason in dict.fromkeys(run.summary["not_batched"] for run in runs if run.summary["not_batched"]):
             console.print(f"Results were computed one by one: {reason}", markup=False, highlight=False)
         odd = [line for run in runs if (line := _oddity(run))]
@@ -64,11 +61,62 @@ def run_study(
     except (KeyboardInterrupt, OSError, BrokenProcessPool, LostWorkerError) as error:
         store.sweep(folder / "runs")
         why, status = _end(error, folder)
-        finished = sum(store.is_finished(job.folder) for job in all_jobs)
+        begun = recall(folder) if (folder / STUDY).is_file() else {"runs": []}
+        finished = len(finished_runs(folder, begun))
         raise StudyError(
-            f"{why}; {finished} of {len(all_jobs)} runs are finished, and the same command goes on from there", status
+            f"{why}; {finished} of {len(begun['runs'])} runs are finished, and the same command goes on from there",
+            status,
         ) from None
     return 1 if errors or odd else 0
+
+
+def _make_all(
+    study: Study,
+    all_jobs: Sequence[Job],
+    folder: Path,
+    command: str,
+    processes: int | None,
+    console: Console,
+    backend: Backend,
+) -> tuple[dict[str, Any], list[str]]:
+    """Make the study's runs: its description, and what went wrong, a line a run.
+
+    Where the intervals decide on the number of seeds, whole seeds are added one by one, the same for every
+    configuration. A round looks at the runs of its own seeds alone, so a study that was interrupted, or finds more
+    seeds in its folder, stops where an undisturbed one does.
+    """
+    rule = study.header.seeds
+    lengths = range(rule.at_least, rule.at_most + 1) if isinstance(rule, SeedsUntil) else [len(study.header.seed_list)]
+    tight_in_a_row = 0
+    for seeds in lengths:
+        chosen = study.header.seed_list[:seeds]
+        made = [job for job in all_jobs if job.plan.seed in chosen]
+        description = describe(study, [job.folder for job in made], command)
+        remember(folder, description)
+        errors = _make(made, processes, console, backend)
+        if not isinstance(rule, SeedsUntil):
+            break
+        if errors:
+            description["seeds"] = f"stopped at {seeds} seeds: a run failed, so others have no partner"
+        else:
+            found = look(*load_runs(folder, description), rule.until, seeds, rule.at_most, tight_in_a_row)
+            tight_in_a_row = found.tight_in_a_row
+            console.print(found.said, markup=False, highlight=False, soft_wrap=True)
+            description["seeds"] = found.stop
+        if description["seeds"]:
+            console.print(description["seeds"], markup=False, highlight=False, soft_wrap=True)
+            remember(folder, description)
+            break
+    return description, errors
+
+
+def _make(made: Sequence[Job], processes: int | None, console: Console, backend: Backend) -> list[str]:
+    """Make the runs that are not there yet; what went wrong, a line a run."""
+    unfinished = {job.folder for job in made if not store.is_finished(job.folder)}
+    together = [[job for job in group if job.folder in unfinished] for group in groups(made)]
+    waiting = [group for group in together if group]
+    outcomes = _execute(waiting, processes, console, backend) if waiting else []
+    return [outcome.error for outcome in outcomes if outcome.error]
 
 
 def draw(folder: Path) -> None:
@@ -82,7 +130,9 @@ def list_studies() -> None:
     for path in _studies().values():
         try:
             study = load(path)
-            table.add_row(study.name, str(sum(1 for _ in study.plans())), escape(study.header.title), str(path))
+            most, rule = sum(1 for _ in study.plans()), study.header.seeds
+            runs = f"{most // rule.at_most * rule.at_least}–{most}" if isinstance(rule, SeedsUntil) else str(most)
+            table.add_row(study.name, runs, escape(study.header.title), str(path))
         except StudyError as error:
             table.add_row(path.stem, "?", escape(str(error)), str(path))
     _console().print(table)
@@ -145,9 +195,15 @@ def _end(error: BaseException, folder: Path) -> tuple[str, int]:
     return "a process that made a run was killed, perhaps for want of memory (--jobs 1 takes the least)", 1
 
 
-def _done(all_jobs: Sequence[Job], waiting: Sequence[Job]) -> str:
-    finished = len(all_jobs) - len(waiting)
-    return f"{finished} finished before" if finished else "none finished before"
+def _extent(study: Study, all_jobs: Sequence[Job]) -> str:
+    """How many runs there are, and how many of them are there already."""
+    finished = sum(store.is_finished(job.folder) for job in all_jobs)
+    done = f"{finished} finished before" if finished else "none finished before"
+    rule = study.header.seeds
+    if not isinstance(rule, SeedsUntil):
+        return f"{len(all_jobs)} runs, {done}"
+    each = len(all_jobs) // rule.at_most
+    return f"{each} runs a seed, {rule.at_least} to {rule.at_most} seeds, {done}"
 
 
 def _tell(lines: Sequence[str], complaints: Console) -> None:
@@ -168,6 +224,9 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> lis
     runs, report, written = publish(folder, description)
     for table in brief_tables(runs, report):
         console.print(table)
+    if "ranking" in report.figures:
+        for table in ranking_tables(runs, report):
+            console.print(table)
     for name in ("settings", "closed_forms", "claims"):
         if folder / f"{name}.csv" in written:
             console.print(rich_table(pl.read_csv(folder / f"{name}.csv"), name.replace("_", " ")))
@@ -197,7 +256,7 @@ def _oddity(run: Run) -> str | None:
             f" contributions wait in the buffer, {ledger['in_flight']} are in flight, lost: {lost or 'none'};"
             " a smaller buffer or more time would do"
         )
-    if summary["ended"].startswith("nothing"):
+    if summary["ended"].startswith(("nothing", "diverged")):
         return f"run {summary['run_id']}: {summary['ended']}"
     return None
 

@@ -52,6 +52,8 @@ class Outcome:
 def jobs(study: Study, folder: Path) -> list[Job]:
     """Every run of a study with its folder, checked as far as can be without making it.
 
+    Where the number of seeds is not fixed, that is every run that may be made.
+
     Raises StudyError for the first configuration that cannot run.
     """
     found: list[Job] = []

@@ -53,19 +53,29 @@ def recall(folder: Path) -> dict[str, Any]:
     return found
 
 
-def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Report, list[Path]]:
-    """Write table and figures of the finished runs; the runs, the report asked for, and the files written.
+def finished_runs(folder: Path, description: Mapping[str, Any]) -> list[Path]:
+    """The folders of the study's finished runs."""
+    return [path for name in description["runs"] if is_finished(path := folder / "runs" / name)]
 
-    Raises StudyError when no run has finished, or the report names what does not exist.
-    """
-    paths = [folder / "runs" / name for name in description["runs"]]
+
+def load_runs(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Report]:
+    """The finished runs and the report asked for. Raises StudyError when there are none, or one cannot be read."""
     try:
-        runs = [Run.load(path) for path in paths if is_finished(path)]
+        runs = [Run.load(path) for path in finished_runs(folder, description)]
     except ValueError as error:
         raise StudyError(str(error)) from None
     if not runs:
         raise StudyError(f"{folder}: no run has finished, so there is nothing to draw")
     report: Report = parse(Report, description["report"], f"{folder}: report")
+    return runs, report
+
+
+def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Report, list[Path]]:
+    """Write table and figures of the finished runs; the runs, the report asked for, and the files written.
+
+    Raises StudyError when no run has finished, or the report names what does not exist.
+    """
+    runs, report = load_runs(folder, description)
     tables = {"settings": settings_table(runs, report)}
     if "closed_forms" in report.figures:
         tables["closed_forms"] = closed_form_table(runs)
@@ -78,6 +88,7 @@ def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Re
             description["title"],
             ceilings=_ceilings(runs, report),
             extra_tables=tables,
+            note=f"Seeds: {description['seeds']}." if description.get("seeds") else "",
         )
     except ValueError as error:
         raise StudyError(f"{folder}: {error}") from None
@@ -146,9 +157,13 @@ def _ceiling(run: Run) -> float:
     known = (
         isinstance(cohort, Cohort)
         and cohort.target == cohort.size
+        and parts.strategy.lease_timeout_s is None
         and isinstance(population.slowness, Constant)
         and population.seconds_per_sample is None
         and not population.has_network
+        and not population.classes
+        and population.capacity is None
+        and population.outages is None
         and isinstance(population.availability, Always)
         and population.dropout_probability == population.crash_probability == 0
         and population.duration_s is not None

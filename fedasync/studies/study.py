@@ -7,12 +7,13 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from fedasync.report import Report
+from fedasync.report.tightness import Until
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 
 CONFIGURATION = ("run", "population", "workload", "strategy")
@@ -21,23 +22,41 @@ TABLES = ("study", *CONFIGURATION, "targets", "axis", "report")
 
 
 @dataclass(frozen=True)
+class SeedsUntil:
+    """Seeds 0, 1, 2, … until the intervals are tight enough: ``at_least`` of them, ``at_most`` of them."""
+
+    at_most: int
+    until: Until
+    at_least: int = 5
+
+    def __post_init__(self) -> None:
+        if self.at_least < 3:
+            raise ValueError(f"at_least must be an integer ≥ 3, got {self.at_least}: two seeds tell no spread")
+        if self.at_most < self.at_least:
+            raise ValueError(f"at_most must be ≥ at_least = {self.at_least}, got {self.at_most}")
+
+
+@dataclass(frozen=True)
 class Header:
     """``[study]``: a title, what it asks, and the seeds (a number n means 0 … n − 1)."""
 
     title: str
     description: str = ""
-    seeds: int | tuple[int, ...] = 3
+    seeds: int | tuple[int, ...] | SeedsUntil = 3
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, int) and self.seeds < 1:
             raise ValueError(f"seeds must be an integer ≥ 1 or a list, got {self.seeds}")
-        if not isinstance(self.seeds, int) and (not self.seeds or min(self.seeds) < 0):
+        if isinstance(self.seeds, tuple) and (not self.seeds or min(self.seeds) < 0):
             raise ValueError(f"seeds must be integers ≥ 0, at least one, got {list(self.seeds)}")
-        if not isinstance(self.seeds, int) and len(set(self.seeds)) < len(self.seeds):
+        if isinstance(self.seeds, tuple) and len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must differ, got {list(self.seeds)}")
 
     @property
     def seed_list(self) -> list[int]:
+        """The seeds; all that may be run where their number is not fixed."""
+        if isinstance(self.seeds, SeedsUntil):
+            return list(range(self.seeds.at_most))
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
 
@@ -72,15 +91,15 @@ class Study:
     content: Mapping[str, Any]
     """The file as read."""
 
-    def plans(self) -> Iterator[RunPlan]:
-        """Every run of the study: the product of its axes, times the seeds."""
+    def plans(self, seeds: Sequence[int] | None = None) -> Iterator[RunPlan]:
+        """Every run of the study: the product of its axes, times the seeds (all of them, unless given)."""
         for points in itertools.product(*self.axes):
             config = copy.deepcopy(self.base)
             labels = {name: label for point in points for name, label in point.labels.items()}
             values = {key: value for point in points for key, value in point.values.items()}
             for key in sorted(values, key=lambda key: key.count(".")):  # a table comes before what is changed in it
                 _set(config, key, copy.deepcopy(values[key]), str(self.path))
-            for seed in self.header.seed_list:
+            for seed in self.header.seed_list if seeds is None else seeds:
                 yield RunPlan(labels, seed, {**config, "targets": dict(self.targets), "seed": seed})
 
 
@@ -109,7 +128,7 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
         header["seeds"] = seeds
     base = {table: content[table] for table in CONFIGURATION if table in content}
     axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
-    axes = _change(base, axes, changes)
+    axes = apply_changes(base, axes, changes)
     _check_axes(axes, f"{path}: axis")
     report = parse(Report, content.get("report", {}), f"{path}: report")
     labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
@@ -117,16 +136,31 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
         report.check(labels)
     except ValueError as error:
         raise StudyError(f"{path}: {error}") from None
+    head = _header(header, f"{path}: study")
+    if isinstance(head.seeds, SeedsUntil) and report.baseline is None:
+        raise StudyError(
+            f"{path}: study.seeds.until: report.baseline is missing; the label that the {head.seeds.until.quantity} of "
+            "every other series is compared with would do"
+        )
     return Study(
         path.stem,
         path,
-        parse(Header, header, f"{path}: study"),
+        head,
         base,
         axes,
         parse(dict[str, float], content.get("targets", {}), f"{path}: targets"),
         report,
         content,
     )
+
+
+def _header(table: dict[str, Any], where: str) -> Header:
+    seeds = table.get("seeds")
+    if not isinstance(seeds, dict):
+        header: Header = parse(Header, table, where)
+        return header
+    until: SeedsUntil = parse(SeedsUntil, seeds, f"{where}.seeds")
+    return replace(_header({key: value for key, value in table.items() if key != "seeds"}, where), seeds=until)
 
 
 def _toml(text: str, where: str) -> dict[str, Any]:
@@ -220,7 +254,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _change(
+def apply_changes(
     base: dict[str, Any], axes: tuple[tuple[Point, ...], ...], changes: Sequence[str]
 ) -> tuple[tuple[Point, ...], ...]:
     """Apply ``--set`` options to the base, and to every point that sets the same table or key."""

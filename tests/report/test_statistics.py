@@ -1,4 +1,4 @@
-"""Intervals against scipy's, curves against hand-made ones, speed-ups against arithmetic."""
+"""Intervals against scipy's, curves against hand-made ones, histograms against their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedasync.report.statistics import (
     band,
     histogram_quantile,
     mean_interval,
-    paired_speedup,
     pooled_staleness,
 )
 
@@ -78,62 +77,6 @@ def test_band_is_the_interval_at_every_time_and_knows_when_the_first_seed_ended(
     assert alone.low is alone.high is None
     with pytest.raises(ValueError, match="without points"):
         band([])
-
-
-@given(
-    st.dictionaries(st.integers(0, 20), st.floats(0.01, 1e4), min_size=2, max_size=8),
-    st.floats(0.05, 20),
-)
-def test_a_constant_ratio_has_no_spread_however_seeds_differ(baseline: dict[int, float], factor: float) -> None:
-    found = paired_speedup({seed: time / factor for seed, time in baseline.items()}, baseline)
-    assert found.ratio == pytest.approx(factor)
-    assert found.low == pytest.approx(factor, rel=1e-6)
-    assert found.high == pytest.approx(factor, rel=1e-6)
-    assert found.note() == ""
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), min_size=2, max_size=6))
-def test_swapping_the_two_inverts_the_speedup(pairs: list[tuple[float, float]]) -> None:
-    own, other = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
-    there, back = paired_speedup(own, other), paired_speedup(other, own)
-    assert there.ratio is not None
-    assert there.low is not None
-    assert there.high is not None
-    assert back.ratio == pytest.approx(1 / there.ratio)
-    assert back.low == pytest.approx(1 / there.high)
-    assert back.high == pytest.approx(1 / there.low)
-    logs = [math.log(b / a) for a, b in pairs]
-    assert there.ratio == pytest.approx(scipy.stats.gmean(np.exp(logs)))
-
-
-def test_seeds_that_miss_are_counted_and_left_out() -> None:
-    found = paired_speedup(
-        {0: 10.0, 1: None, 2: 5.0, 3: None, 4: 0.0, 9: 1.0}, {0: 20.0, 1: 7.0, 2: None, 3: None, 4: 3.0}
-    )
-    assert found.ratio == pytest.approx(2.0)
-    assert (found.low, found.high) == (None, None)
-    counts = (found.pairs, found.seeds, found.missed, found.baseline_missed, found.at_start, found.unmatched)
-    assert counts == (1, 5, 2, 2, 1, 1)
-    for words in (
-        "2 of 5 seeds did not reach",
-        "baseline: 2 of 5 did not reach",
-        "1 of 5 reached at time 0",
-        "1 seeds unmatched",
-    ):
-        assert words in found.note()
-
-
-def test_no_pair_no_ratio() -> None:
-    assert paired_speedup({0: None}, {0: 3.0}).ratio is None
-    apart = paired_speedup({0: 1.0}, {1: 1.0})
-    assert apart.ratio is None
-    assert "no seed in common" in apart.note()
-
-
-def test_two_seeds_far_apart_still_give_numbers() -> None:
-    found = paired_speedup({0: 1e-9, 1: 1e9}, {0: 1e200, 1: 1e-200})
-    assert found.high is not None
-    assert math.isfinite(found.high)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=200), st.sampled_from([0.1, 0.5, 0.9, 1.0]))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedasync.report import Report, markdown, mean_interval, readable_table, rich_table, summary_table
 from fedasync.report.statistics import Interval
-from fedasync.report.table import number, plus_minus
+from fedasync.report.table import alike, number, plus_minus
 from fedasync.runs.run import Run
 
 REPORT = Report(baseline="FedAvg")
@@ -54,11 +54,38 @@ def test_a_missed_target_says_by_how_much(study: list[Run]) -> None:
     best = np.mean([run.summary["best"]["accuracy"] for run in of(study, "FedAsync", "0.3")])
     assert found["reached"] == 0
     assert found["time_to_target_s"] is None
-    assert found["speedup"] is None
+    base = [run.summary["targets"][0]["reached_s"] for run in of(study, "FedAvg", "0.3")]
+    assert found["speedup"] == pytest.approx(np.exp(np.mean(np.log(np.array(base) / 60.0))))
+    assert (found["speedup_bound"], found["speedup_low"]) == ("≤", 0.0)
     assert found["missed_by"] == pytest.approx(0.8 - best)
     text = row(readable_table(study, REPORT), "FedAsync", "0.3")
     assert text["reached"] == f"0/3, missed by {0.8 - best:.4g}"
-    assert text["speed-up over FedAvg"] == "3 of 3 seeds did not reach"
+    assert str(text["speed-up over FedAvg"]).startswith("≤ 0.4")
+    assert str(text["speed-up over FedAvg"]).endswith("(3 of 3 seeds did not reach)")
+
+
+def test_differences_are_paired_and_missing_partners_are_named(study: list[Run]) -> None:
+    some = [run for run in study if not (run.labels["strategy"] == "FedAvg" and run.seed == 1)]
+    found, text = (row(table(some, REPORT), "FedBuff", "0.3") for table in (summary_table, readable_table))
+    own, base = (of(some, name, "0.3") for name in ("FedBuff", "FedAvg"))
+    values, others = ({run.seed: run.summary["final"]["accuracy"] for run in runs} for runs in (own, base))
+    assert found["gain"] == pytest.approx(np.mean([values[seed] - others[seed] for seed in (0, 2)]))
+    assert (found["gain_pairs"], found["speedup_pairs"]) == (2, 2)
+    assert "seed 1 without a partner" in str(text["accuracy over FedAvg"])
+    assert "seed 1 without a partner" in str(text["speed-up over FedAvg"])
+
+
+def test_intervals_stay_whole_in_a_terminal() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    wide = {
+        "a": ["words that can be broken anywhere"],
+        "b": ["1.20× [0.997, 1.45], within noise (seed 3 without a partner)"],
+    }
+    console.print(rich_table(pl.DataFrame(wide)))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")
+    assert "1.20× [0.997, 1.45] " in shown
+    assert "│ within noise" in shown
 
 
 def test_readable_text(study: list[Run]) -> None:
@@ -120,3 +147,8 @@ def test_plus_minus(interval: Interval | None, text: str) -> None:
 
 def test_number() -> None:
     assert [number(x) for x in (None, float("nan"), 0.123456, 3, 123456.7)] == ["–", "–", "0.1235", "3", "123457"]
+
+
+def test_numbers_of_a_column_have_decimals_alike() -> None:
+    assert [alike(x, (0.96, 0.9438)) for x in (0.96, 0.9438)] == ["0.9600", "0.9438"]
+    assert [alike(x, (12345.6, 1.0)) for x in (12345.6, 1.0)] == ["12346", "1"]
