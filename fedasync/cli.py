@@ -1,4 +1,4 @@
-"""The command line: ``fedasync sim``, ``list``, ``plot``, ``show``."""
+"""The command line: ``fedasync sim``, ``list``, ``plot``, ``show``, ``world``, ``conformance``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def list_studies() -> None:
 
 
 @app.command()
+def world(
+    study: Annotated[str, typer.Argument(help="A study file, or the name of one in sims/.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set population.clients=100. Repeatable."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 … N − 1 instead of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the figures (default: results/NAME/world).")] = None,
+) -> None:
+    """Draw a study's population before any run: durations, speed and data, who is online, bandwidth."""
+    from fedasync.studies.world import show_world
+
+    show_world(study, changes or [], seeds, out)
+
+
+@app.command()
 def plot(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's results, e.g. results/NAME.")]) -> None:
     """Draw a study's table and figures again from its finished runs."""
     from fedasync.studies.command import draw
@@ -61,6 +77,17 @@ def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder
     from fedasync.studies.show import show_run
 
     show_run(run)
+
+
+@app.command()
+def conformance(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A scenario to play instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Compute the test vectors of FedBuff, FedAsync and others in each framework's convention, or play a scenario."""
+    from fedasync.studies.conformance import show
+
+    raise typer.Exit(show(file, as_json=as_json))
 
 
 def main() -> None:

@@ -12,9 +12,26 @@ from fedasync.core import Strategy
 from fedasync.simulation import Population, Settings
 from fedasync.strategies import STRATEGIES
 from fedasync.studies.errors import StudyError, did_you_mean, parse
-from fedasync.workloads import Digits, Quadratic, Workload
+from fedasync.workloads import (
+    DatasetFolder,
+    Digits,
+    FashionMnist,
+    Mnist,
+    Quadratic,
+    Shakespeare,
+    Tabular,
+    Workload,
+)
 
-WORKLOADS = {"digits": Digits, "quadratic": Quadratic}
+WORKLOADS = {
+    "digits": Digits,
+    "quadratic": Quadratic,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
+    "shakespeare": Shakespeare,
+    "tabular": Tabular,
+    "hf_datasets": DatasetFolder,
+}
 """``kind`` in a study file → class."""
 
 

@@ -115,7 +115,8 @@ def _text(error: Any, target: Any) -> str:
         return str(error["ctx"]["error"])
     if kind in _UNKNOWN:
         inner = [_dataclasses(target).get(str(part)) for part in error["loc"] if not _is_key(part)]
-        return f"unknown key{did_you_mean(str(error['loc'][-1]), _keys(inner[-1] if inner and inner[-1] else target))}"
+        owner = inner[-1] if inner and inner[-1] else _owner(target, error["loc"])
+        return f"unknown key{did_you_mean(str(error['loc'][-1]), _keys(owner))}"
     if "missing" in kind:
         return "this key is missing"
     got = "true" if error["input"] is True else "false" if error["input"] is False else json.dumps(error["input"])
@@ -124,6 +125,19 @@ def _text(error: Any, target: Any) -> str:
     wanted = error["msg"].removeprefix("Input should be ").replace("a valid i", "an i").replace("a valid ", "a ")
     wanted = wanted.replace("an object", "a table").replace("dictionary", "table").replace("a array", "a list")
     return f"got {got}; {wanted} would do"
+
+
+def _owner(target: Any, place: Sequence[object]) -> Any:
+    """The table that a key stands in, by the keys that lead there; ``target`` where they do not say."""
+    found = target
+    for part in place[:-1]:
+        found = get_args(found)[0] if isinstance(part, int) and get_args(found) else _hints(found).get(str(part))
+        members = [member for member in get_args(found) if is_dataclass(member)]
+        if len(members) == 1 and get_origin(found) is not tuple:
+            found = members[0]  # a table or nothing
+        if found is None:
+            return target
+    return found if is_dataclass(found) or inspect.isfunction(found) else target
 
 
 def _keys(target: Any) -> list[str]:
@@ -170,7 +184,10 @@ def _demand_kinds(target: Any, value: object, place: str) -> None:
         return
     if not isinstance(value, dict):
         return
-    kinds = {_kind(member): member for member in get_args(target) if is_dataclass(member)}
+    members = [member for member in get_args(target) if is_dataclass(member)]
+    if len(members) == 1 and "kind" not in _hints(members[0]):  # a table or nothing
+        target, members = members[0], []
+    kinds = {_kind(member): member for member in members}
     if kinds:
         if value.get("kind") not in kinds:
             got = f"got {json.dumps(value['kind'])}" if "kind" in value else "this key is missing"

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedasync.runs.privacy import MOST, MissingAccountantError, epsilon
 from fedasync.runs.run import Run
 from fedasync.studies.errors import StudyError
 
 
 def show_run(folder: Path) -> None:
-    """Print ledger, verdicts, staleness, utilisation, targets and closed forms of a finished run."""
+    """Print ledger, verdicts, staleness, utilisation, targets, closed forms and privacy of a finished run."""
     try:
         summary = Run.load(folder).summary
     except OSError as error:
@@ -46,6 +47,8 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
         tables.append(_pairs("final metrics", {k: _number(v) for k, v in summary["final"].items()}))
     if summary["closed_forms"]:
         tables.append(_closed_forms(summary["closed_forms"]))
+    if "privacy" in summary:
+        tables.extend(_privacy(summary["privacy"]))
     if summary["unfit"]:
         tables.append(_unfit(summary["unfit"], summary["unfit_total"]))
     return tables
@@ -123,6 +126,22 @@ def _closed_forms(forms: list[dict[str, Any]]) -> Table:
             f"{error:+.2%}",
         )
     return table
+
+
+def _privacy(privacy: dict[str, Any]) -> list[Table]:
+    z, delta = privacy["noise_multiplier"], privacy["delta"]
+    asked = {"noise multiplier": f"{z:g}", "clip norm": f"{privacy['clip_norm']:g}"}
+    table = Table("client", "contributions", "Σk²", f"ε at δ = {delta:g}", title="privacy spent", min_width=64)
+    for who in ("worst", "median"):
+        if (client := privacy[who]) is None:
+            continue
+        try:
+            found = epsilon(client["squares"], z, delta)
+            told = f"{found:.4g}" if found <= MOST else f"> {MOST:g}"
+        except MissingAccountantError as error:
+            table.caption, told = escape(str(error)), "?"
+        table.add_row(f"{who}: {client['client']}", str(client["contributions"]), str(client["squares"]), told)
+    return [_pairs("noise", {**asked, **{name: str(privacy[name]) for name in ("releases", "clients")}}), table]
 
 
 def _unfit(unfit: list[dict[str, Any]], total: int) -> Table:

