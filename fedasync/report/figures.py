@@ -17,7 +17,10 @@ from fedasync.report.statistics import Band, band, histogram_quantile, pooled_st
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
+MOST_NAMED = 8
+"""Series compared with the baseline that the small print names; of more it gives the number."""
 _LONG_TAIL = 48
 """Largest staleness that is still drawn a bar a value."""
 
@@ -44,6 +47,7 @@ def metric_over_time(
     stopped = False
     aim = shown.target()
     target_line = None
+    references: list[Line2D] = []
     for ax, facet in zip(axes, shown.facets, strict=True):
         for label in shown.series:
             found = curves(shown.at(label, facet), name)
@@ -65,8 +69,7 @@ def metric_over_time(
         ax.margins(x=0.01)
         for level in _levels(shown, name, facet):
             target_line = ax.axhline(level, color=style.INK, lw=0.9, ls=(0, (1, 2)))
-        for reference in shown.report.references:
-            style.reference(ax, reference.value, reference.text)
+        references = [ax.axhline(each.value, ls=":", lw=1.1, color=style.FAINT) for each in shown.report.references]
     if bands:
         axes[0].set_ylim(*_y_limits(bands, aim if aim and aim.metric == name else None))
     _label(axes, "virtual time (s)", _metric_label(name))
@@ -77,6 +80,8 @@ def metric_over_time(
         # In the legend, where no curve can run through its words.
         lines.append(target_line)
         ordered.append(f"target {' / '.join(f'{value:g}' for value in aim.values)}" if aim else "target")
+    lines.extend(references)
+    ordered.extend(f"{each.text}, {each.value:.4g}" for each in shown.report.references)
     style.legend(figure, lines, ordered, spoken(shown.report.series))
     style.small_print(
         figure,
@@ -100,9 +105,12 @@ def _no_different(shown: Arrangement, metric: str) -> str:
         alike = [label for label, one in compared.items() if one.verdict in ("within noise", "weak")]
         if alike:
             title = shown.facet_title(facet)
-            found.append(f"{title + ': ' if title else ''}{', '.join(alike)}")
-    told = f"No clear difference from {base} at the end, paired by seed: "
-    return told + ("; ".join(found) if found else "none") + "."
+            few = len(compared) <= MOST_NAMED
+            told = ", ".join(alike) if few else f"{len(alike)} of {len(compared)} series"
+            found.append(f"{title + ': ' if title else ''}{told}")
+    return (
+        f"No clear difference from {base} at the end, paired by seed: " + ("; ".join(found) if found else "none") + "."
+    )
 
 
 def _levels(shown: Arrangement, metric: str, facet: Facet) -> list[float]:

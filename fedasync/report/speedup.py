@@ -70,7 +70,7 @@ def speedup(
         ax.tick_params(axis="y", length=0)
         ax.set_title(style.wrap(shown.facet_title(facet), 44), loc="left")
     for ax in style.bottom(axes):
-        ax.set_xlabel(f"speed-up over {base} (×)")
+        ax.set_xlabel(style.wrap(f"speed-up over {base} (×)", 34))
     style.title(figure, _heading(aim, base))
     style.small_print(figure, *_reading(shown, aim, base, "bars"), command=command)
     return figure
@@ -180,7 +180,7 @@ def speedup_by_axis(
     for ax in style.bottom(axes):
         ax.set_xlabel(spoken(axis))
     for ax in style.left(axes):
-        ax.set_ylabel(f"speed-up over {base} (×)")
+        ax.set_ylabel(style.wrap(f"speed-up over {base} (×)", 34))
     style.title(figure, f"{_heading(aim, base)}, by {spoken(axis)}")
     ordered = [label for label in (*shown.series, CEILING) if label in handles]
     style.legend(figure, [handles[label] for label in ordered], ordered, spoken(shown.report.series))

@@ -133,13 +133,19 @@ def title(figure: Figure, text: str) -> None:
     figure.suptitle(wrapped, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
+LEGEND_ROW_INCHES = 0.19
+
+
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], heading: str = "") -> None:
     """One legend for all panels, to the right of them; set it after the title, which it stands below."""
     # Matplotlib sets an outside legend at the figure's edge, level with its title; empty lines move it down.
     room = "\n" * (len(figure.get_suptitle().splitlines()) + 1)
+    wrapped = [wrap(label, 22) for label in labels]
+    rows = sum(label.count("\n") + 1 for label in wrapped)
+    figure.set_figheight(max(figure.get_figheight(), LEGEND_ROW_INCHES * (rows + 6)))  # it runs into what is below
     figure.legend(
         handles,
-        [wrap(label, 22) for label in labels],
+        wrapped,
         title=room + heading,
         loc="outside right upper",
         handlelength=2.6,

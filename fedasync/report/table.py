@@ -256,6 +256,8 @@ def plus_minus(interval: Interval | None) -> str:
     half = interval.half_width
     if half is None or half == 0 or not math.isfinite(half):
         return number(interval.mean)
+    if half < 1e-6 * abs(interval.mean):  # nothing but rounding
+        return f"{number(interval.mean)} ± {half:.0e}"
     decimals = max(0, 1 - math.floor(math.log10(half)))
     return f"{interval.mean:.{decimals}f} ± {half:.{decimals}f}"
 
@@ -283,6 +285,7 @@ def rich_table(frame: pl.DataFrame, title: str = "") -> Table:
             Text(name),
             justify="right" if dtype.is_numeric() else "left",
             overflow="fold",
+            min_width=min(14, max(len(name), *(len(row[i]) for row in rows), 1)) if rows else None,
             no_wrap=any(_INTERVAL.search(row[i]) for row in rows),
         )
     for row in rows:
@@ -316,10 +319,16 @@ def brief_tables(runs: Runs, report: Report | None = None) -> list[Table]:
         for c in columns
     ]
     columns.append(pl.concat_str("useful", "wasted", separator=", ").alias("useful, wasted"))
+    base = shown.report.baseline
+    if base is not None:  # in the title, where it may be long
+        brief = {f"{metric} over {base}": "gain", f"speed-up over {base}": "speed-up"}
+        columns = [c.alias(brief.get(c.meta.output_name(), c.meta.output_name())) for c in columns]
     tables = []
     for facet in shown.facets:
         here = [pl.col(axis) == label for axis, label in zip(axes, facet, strict=True)]
-        tables.append(rich_table(frame.filter(*here).select(columns), shown.facet_title(facet)))
+        title = shown.facet_title(facet)
+        against = "" if base is None else f"{'; ' if title else ''}gain and speed-up over {base}"
+        tables.append(rich_table(frame.filter(*here).select(columns), title + against))
     return tables
 
 

@@ -249,7 +249,7 @@ def _plain_ticks(axis: Axis, unit: str = "") -> None:
         _few_ticks(axis, low, high, f" {unit}".rstrip())
         return
     decades = log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,), numticks=9))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.4 else (1,), numticks=9))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(EngFormatter(unit=unit, sep=" " if unit else ""))
 

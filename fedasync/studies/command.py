@@ -216,7 +216,7 @@ def _tell(lines: Sequence[str], complaints: Console) -> None:
 def _console() -> Console:
     """Wide enough for the tables when nobody's window says otherwise."""
     console = Console()
-    return console if console.is_terminal else Console(width=140)
+    return console if console.is_terminal else Console(width=160)
 
 
 def _show(folder: Path, description: Mapping[str, Any], console: Console) -> list[Run]:

@@ -46,7 +46,7 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
         for path in save(figure, folder, name)
     ]
     console = Console()
-    console = console if console.is_terminal else Console(width=140)
+    console = console if console.is_terminal else Console(width=160)
     console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(chosen)} seed{'s' * (len(chosen) > 1)})")
     varied = sorted(
         {key for axis in study.axes for point in axis for key in point.values if key.startswith("population")}
