@@ -28,6 +28,7 @@ from fedasync.report import (
     utilisation,
     write_report,
 )
+from fedasync.report.spec import Reference
 from fedasync.report.style import colour, line, seeds_text
 from fedasync.runs.run import Run
 
@@ -269,3 +270,21 @@ def test_importing_the_report_is_cheap() -> None:
     heavy = "('matplotlib', 'polars', 'scipy', 'rich', 'torch', 'pydantic')"
     code = f"import sys, fedasync.report; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_references_are_lines_and_stand_in_the_legend(study: list[Run]) -> None:
+    report = Report(references=(Reference(0.5, "where theory puts it"), Reference(0.25, "elsewhere")))
+    figure = metric_over_time(study, report)
+    for ax in figure.axes:
+        dotted = {float(np.asarray(line.get_ydata())[0]) for line in ax.lines if line.get_linestyle() == ":"}
+        assert {0.5, 0.25} <= dotted
+    (legend,) = figure.legends
+    words = " ".join(text.get_text().replace("\n", " ") for text in legend.get_texts())
+    assert "where theory puts it, 0.5" in words
+
+
+def test_a_legend_of_many_series_fits_its_figure(study: list[Run]) -> None:
+    figure = metric_over_time({f"strategy number {i}": study[:1] for i in range(30)})
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y0 >= 0

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedasync.studies import store
+
 from .running import LEARNING, STRATEGIES, TIMING, Command, changed, contents, moments, runs
 
 S = Path("results/s")
@@ -104,3 +106,16 @@ def test_half_a_run_is_made_again_and_swept_away(fedasync: Command, study: Path)
     assert "none finished before" in fedasync("sim", "s.toml").out
     assert contents(run) == whole
     assert [path.name for path in (S / "runs").iterdir()] == [name]
+
+
+def test_a_changed_file_in_a_folder_of_data_is_another_input(tmp_path: Path) -> None:
+    """A workload's ``path`` may be a folder: its files' names and contents are part of the question."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"one")
+    config = {"workload": {"kind": "x", "path": str(tmp_path / "data")}}
+    first = store.inputs(config)
+    assert store.inputs(config) == first
+    (tmp_path / "data" / "a.bin").rename(tmp_path / "data" / "b.bin")
+    renamed = store.inputs(config)
+    (tmp_path / "data" / "b.bin").write_bytes(b"another")
+    assert len({str(found) for found in (first, renamed, store.inputs(config))}) == 3
