@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from fedasync.aggregation.secure_sum import SecureMean
 from fedasync.aggregation.update import blocks
 from fedasync.core.bounds import check_integer, check_real
 
@@ -82,7 +84,8 @@ class TrimmedMean:
 
     @property
     def fewest(self) -> int:
-        return 1
+        """So many that something is left out."""
+        return ceil(1 / self.share - 1e-9) if self.share else 1
 
     def aggregate(
         self, vectors: Sequence[Tensor], weights: Sequence[float], scales: Sequence[float], out: Tensor
@@ -116,17 +119,17 @@ class Krum:
         self, vectors: Sequence[Tensor], weights: Sequence[float], scales: Sequence[float], out: Tensor
     ) -> None:
         """Of a round that lost so many that K − f − 2 < 1, one neighbour counts."""
-        chosen = self.chosen(vectors, scales)
+        chosen = self.chosen(vectors)
         share = [1 / len(chosen)] * len(chosen)
         Mean().aggregate([vectors[i] for i in chosen], share, [scales[i] for i in chosen], out)
 
-    def chosen(self, vectors: Sequence[Tensor], scales: Sequence[float]) -> list[int]:
-        """Places of the vectors kept, in order; at equal scores the first."""
+    def chosen(self, vectors: Sequence[Tensor]) -> list[int]:
+        """Places of the vectors kept, in order; at equal scores the first. As sent: scaled ones lie close together."""
         import torch
 
         count = len(vectors)
         between = torch.zeros(count * (count - 1) // 2, dtype=torch.float64)
-        for _, pieces in _pieces(vectors[0], vectors, scales, torch.float64):
+        for _, pieces in _pieces(vectors[0], vectors, [1.0] * count, torch.float64):
             between += torch.pdist(torch.stack(pieces)).square()
         squared = torch.full((count, count), float("inf"), dtype=torch.float64)
         row, column = torch.triu_indices(count, count, 1)
@@ -136,7 +139,7 @@ class Krum:
         return sorted(sorted(range(count), key=lambda i: (scores[i], i))[: self.keep])
 
 
-Aggregator: TypeAlias = Mean | Median | TrimmedMean | Krum
+Aggregator: TypeAlias = Mean | Median | TrimmedMean | Krum | SecureMean
 
 
 def _mean_of_the_middle(vectors: Sequence[Tensor], scales: Sequence[float], cut: int, out: Tensor) -> None:

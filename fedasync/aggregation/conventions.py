@@ -16,7 +16,7 @@ from fedasync.aggregation.fedbuff import DeltaMean
 from fedasync.aggregation.model import Form
 from fedasync.aggregation.update import Inputs, Update
 from fedasync.core.bounds import check_real
-from fedasync.core.staleness import Constant, Hinge, Staleness
+from fedasync.core.staleness import Constant, Hinge, Staleness, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,7 @@ class OnePlusRoot:
     """NVFlare: 1/(1 + √(τ + 1)), since the version is counted on before the weight is taken; a fresh one weighs ½."""
 
     def __call__(self, tau: int) -> float:
-        return 1 / (1 + sqrt(tau + 1))
+        return 1 / (1 + sqrt(checked(tau) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,11 @@ class JumpingHinge:
     a: float
     b: float
 
+    def __post_init__(self) -> None:
+        check_real("hinge: a, without the “+ 1”,", self.a, 0, above=True)
+
     def __call__(self, tau: int) -> float:
-        return 1.0 if tau <= self.b else 1 / (self.a * (tau - self.b))
+        return 1.0 if checked(tau) <= self.b else 1 / (self.a * (tau - self.b))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedasync.aggregation.model import Form
 from fedasync.aggregation.update import Inputs, blocks
-from fedasync.core.staleness import Constant
+from fedasync.core.staleness import Constant, Hinge, Polynomial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,11 @@ class Mixing:
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise ValueError(f"fedasync: alpha must lie in (0, 1], got {self.alpha}")
+
+    @property
+    def stays_between(self) -> bool:
+        """Weights in [0, 1] mix; a framework's own function may leave them."""
+        return isinstance(self.staleness, Constant | Polynomial | Hinge)
 
     def init(self, values: Tensor) -> None:
         return None

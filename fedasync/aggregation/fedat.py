@@ -22,7 +22,7 @@ class TierModels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierMix:
-    """w = Σ_m (T_{M+1−m}/T)·w_m: a tier counts as often as its mirror image in speed has stepped.
+    """w = Σ_m (T_{M+1−m}/T)·w_m: a tier counts as often as its mirror image in speed has stepped (as recalled).
 
     A tier's w_m is FedAvg's mean of its round. The step that is being made counts in T. While some tier has not
     stepped, its mirror image would weigh nothing, and the first updates would not move the model: until then the tiers

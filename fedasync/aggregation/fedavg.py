@@ -17,6 +17,7 @@ class SampleWeightedMean:
     """Mean of the round's models, weighted by their sample counts."""
 
     wants: Form = "parameters"
+    stays_between: bool = True
 
     def init(self, values: Tensor) -> None:
         return None

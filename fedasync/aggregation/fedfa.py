@@ -25,6 +25,7 @@ class WindowMean:
 
     recompute_every: int = 256
     wants: Form = "parameters"
+    stays_between: bool = True
 
     def __post_init__(self) -> None:
         if self.recompute_every < 1:

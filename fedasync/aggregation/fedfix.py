@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import floor
 from typing import TYPE_CHECKING
 
 from fedasync.aggregation.model import Form
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class IntervalWeighted:
     """w ← w + η·Σ d_i·Δ_i over what has arrived, d_i = ⌈t_i/Δt⌉·p_i, p_i = 1/N.
 
-    A client whose work takes t_i is part of one step in ⌈t_i/Δt⌉, so that on average it counts p_i a step. t_i is the
-    time that this contribution took. The paper allows any p_i; equal importance is ours.
+    A client whose work takes t_i is part of one step in ⌈t_i/Δt⌉, so that on average it counts p_i a step. Here the
+    number of steps is counted: those since the lease was given out, this one included, which is ⌈t_i/Δt⌉ for work that
+    starts at a step. The paper allows any p_i; equal importance is ours. Where only n of N clients work at a time, a
+    step moves the model by some n/N of what they ask for: η = N/n makes up for it.
     """
 
     interval_s: float
@@ -35,8 +37,10 @@ class IntervalWeighted:
 
     def apply(self, values: Tensor, state: None, inputs: Inputs) -> None:
         for x in inputs.entering:
-            values.add_(x.values, alpha=self.server_learning_rate * self.intervals(x) / inputs.clients)
+            steps = self.steps_since(x, inputs.time_s)
+            values.add_(x.values, alpha=self.server_learning_rate * steps / inputs.clients)
 
-    def intervals(self, x: Input) -> int:
-        """⌈t_i/Δt⌉, at least 1; what is later than a multiple by rounding alone is not late."""
-        return max(1, ceil(x.duration_s / self.interval_s * (1 - 1e-12)))
+    def steps_since(self, x: Input, now: float) -> int:
+        """Multiples of Δt after the lease was given out and up to now, at least 1; rounding decides nothing."""
+        passed = [floor(time_s / self.interval_s * (1 + 1e-9) + 1e-9) for time_s in (x.admitted_s, now)]
+        return max(1, passed[1] - passed[0])

@@ -25,7 +25,8 @@ class LatestMean:
     """w ← w + η·(1/N)·Σ_i G_i over all N clients, G_i the latest Δ of client i.
 
     With ``wait_for_all`` the model does not move before every client has delivered once, as in the paper; without, the
-    missing ones count as 0. The paper divides G by the local learning rate and multiplies it in again.
+    missing ones count as 0. The paper divides G by the local learning rate and multiplies it in again, and lets that
+    rate fall as 1/t, which is the workload's business here.
     """
 
     server_learning_rate: float = 1.0

@@ -76,8 +76,8 @@ class Server:
         self._clients, self._seed, self._norms = clients, seed, norms
         self._controls: dict[int, Tensor | None] = {}
         self._state: Any = update.init(model.values)
-        self._may_diverge = update.wants == "delta"  # means of models stay between the models
-        averaged = self._may_diverge and not getattr(update, "steps_statistics", False)
+        self._may_diverge = not getattr(update, "stays_between", False)
+        averaged = update.wants == "delta" and not getattr(update, "steps_statistics", False)
         self._statistics = model.layout.statistics if averaged else []
         self._bases: dict[int, Model] = {}
         self._kept: dict[int, _Kept] = {}
@@ -163,6 +163,7 @@ class Server:
             self._seen(step.leaving),
             self._seen(undrafted),
             step.version,
+            step.time_s,
             self._clients,
             self._seed,
         )
@@ -198,7 +199,7 @@ class Server:
         kept.input = kept.input._replace(
             staleness=staleness,
             worker=lease.worker,
-            duration_s=arrival.delivered_s - lease.admitted_s,
+            admitted_s=lease.admitted_s,
             group=lease.group,
         )
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Convention = Literal["paper", "flower", "textbook"]
-"""Where v starts and whether moments are corrected: v = τ² and not at all (Reddi et al. 2021); v = 0 and with exponents
-one larger than Adam's own (Flower 1.42); v = 0 and as in Adam (Kingma and Ba 2015)."""
+"""Where v starts and whether moments are corrected: v = τ² and not at all (Reddi et al. 2021, as recalled); v = 0 and
+with exponents one larger than Adam's own (Flower 1.42); v = 0 and as in Adam (Kingma and Ba 2015)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Moments(NamedTuple):
 class Adam:
     """FedAdam (Reddi et al. 2021): v ← β₂·v + (1 − β₂)·D², w ← w + η·m/(√v + τ), m ← β₁·m + (1 − β₁)·D.
 
-    β and τ are the paper's; its η is tuned for every task, 0.1 is Flower's.
+    β and τ are the paper's, as recalled; its η is tuned for every task, 0.1 is Flower's.
     """
 
     learning_rate: float = 0.1
@@ -124,7 +124,7 @@ class Yogi:
 
 @dataclass(frozen=True, slots=True)
 class Adagrad:
-    """FedAdagrad (Reddi et al. 2021): v ← v + D², else as Adam; the paper has β₁ = 0. η = 0.1 is Flower's."""
+    """FedAdagrad (Reddi et al. 2021): v ← v + D², else as Adam; β₁ = 0 as recalled. η = 0.1 is Flower's."""
 
     learning_rate: float = 0.1
     beta_1: float = 0.0

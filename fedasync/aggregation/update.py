@@ -26,8 +26,8 @@ class Input(NamedTuple):
     samples: int
     staleness: int
     worker: int
-    duration_s: float = 0.0
-    """From when the lease was given out to when its result was delivered."""
+    admitted_s: float = 0.0
+    """When the lease was given out."""
     group: int = 0
     """FedAT's tier."""
     step_size_sum: float | None = None
@@ -48,6 +48,8 @@ class Inputs(NamedTuple):
     """What arrived beyond a quota."""
     version: int = 0
     """The version that the step starts from."""
+    time_s: float = 0.0
+    """When the step became ready."""
     clients: int = 0
     """Clients that take part in the training, N: those at work and all others."""
     seed: int = 0
@@ -74,6 +76,10 @@ class Update(Protocol):
     def apply(self, values: Tensor, state: Any, inputs: Inputs) -> Any:
         """Turn ``values`` [P] into the next version in place, and return the next state. Read the inputs only."""
         ...
+
+
+# A rule may say ``stays_between = True``: its versions lie between the models that enter, so that finite ones cannot
+# make NaN or infinity, and the server need not look.
 
 
 class Elsewhere(Update, Protocol):

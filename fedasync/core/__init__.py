@@ -25,10 +25,12 @@ from fedasync.core.publication import EveryN, EveryVersion, Publication
 from fedasync.core.staleness import Constant, Hinge, Polynomial, Staleness
 from fedasync.core.strategy import Strategy
 from fedasync.core.tiers import Tiers
+from fedasync.core.timeouts import AdaptiveTimeout
 
 __all__ = [
     "KINDS",
     "Accepted",
+    "AdaptiveTimeout",
     "Admission",
     "Arrival",
     "Barrier",

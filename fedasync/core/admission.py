@@ -47,8 +47,9 @@ class Cohort:
     """A synchronous round: ``size`` clients start from one version, and the round ends with the ``keep`` first.
 
     keep < size is over-selection (production federated learning starts about 1.3 × keep): those still at work when
-    the round ends are cancelled. A failed client is not replaced; a round in which every lease ended takes what it
-    has, and one that has nothing starts anew.
+    the round ends are cancelled. A round takes each client once: where fewer than ``size`` are there, it waits for the
+    others. A failed client is not replaced; a round in which every lease ended takes what it has, and one that has
+    nothing starts anew.
     """
 
     size: int

@@ -102,14 +102,17 @@ class Quota:
     """SAFA's first come, first merged (Wu et al. 2021): a step when ``size`` contributions have been drafted.
 
     Who was not drafted for the last step is drafted as it arrives; who was waits behind, and fills the quota only when
-    nobody is at work any more. A step consumes all that have arrived: the drafted ones, and those left over, which the
-    update sees as ``undrafted``.
+    nobody is at work any more, or the round has lasted ``limit_s``. A step consumes all that have arrived: the drafted
+    ones, and those left over, which the update sees as ``undrafted``.
     """
 
     size: int
+    limit_s: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("quota", self.size, 1)
+        if self.limit_s is not None:
+            check_real("quota: limit_s", self.limit_s, 0, above=True)
 
     def missing(self, waiting: int, window: int, target: int) -> int:
         return max(0, self.size - waiting)
@@ -117,10 +120,13 @@ class Quota:
     def take(self, waiting: int, window: int, round_over: bool) -> int:
         raise AssertionError("a quota is drafted, not counted")
 
-    def draft(self, waiting: Sequence[Arrival], drafted_last: Container[int], nobody_works: bool) -> list[int] | None:
-        """Places in ``waiting`` of those drafted, in order of arrival; None while the quota is open."""
+    def draft(self, waiting: Sequence[Arrival], drafted_last: Container[int], over: bool) -> list[int] | None:
+        """Places in ``waiting`` of those drafted, in order of arrival; None while the quota is open.
+
+        ``over``: nobody else is waited for.
+        """
         first = [i for i, arrival in enumerate(waiting) if arrival.lease.worker not in drafted_last]
-        if len(first) < self.size and not nobody_works:
+        if len(first) < self.size and not over:
             return None
         behind = [i for i, arrival in enumerate(waiting) if arrival.lease.worker in drafted_last]
         return (first + behind)[: self.size] or None

@@ -14,13 +14,13 @@ The arrays of a contribution stay with the runtime, under the lease's number.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf, isfinite
 from typing import Any
 
 from fedasync.core.admission import Cohort, Groups
-from fedasync.core.buffering import Periodic
 from fedasync.core.compass import Compass
 from fedasync.core.events import (
     Accepted,
@@ -50,6 +50,7 @@ from fedasync.core.log import (
 )
 from fedasync.core.strategy import Strategy
 from fedasync.core.tiers import Tiers
+from fedasync.core.timeouts import AdaptiveTimeout
 from fedasync.core.waiting import Waiting, arrival_of, plain
 
 _ACCEPTED = Accepted()
@@ -79,11 +80,16 @@ class Coordinator:
         self._admission = strategy.admission
         self._publication = strategy.publication
         self._cohort = strategy.admission if isinstance(strategy.admission, Cohort) else None
-        self._timeout_s = strategy.lease_timeout_s
+        timeout = strategy.lease_timeout_s
+        self._adaptive = timeout if isinstance(timeout, AdaptiveTimeout) else None
+        self._timeout_s = None if isinstance(timeout, AdaptiveTimeout) else timeout
+        self._recent_s: deque[float] = deque(maxlen=1 if self._adaptive is None else self._adaptive.memory)
+        """How long the last leases took, for time-outs that follow."""
+        self._in_round: set[int] = set()
+        """Workers that have started in this round: once each."""
         grouping = isinstance(strategy.admission, (Tiers, Compass))
         self.groups: Groups | None = strategy.admission.groups(profile) if grouping else None  # type: ignore[union-attr]
         self._waiting = Waiting(strategy)
-        self._by_the_clock = isinstance(strategy.buffer, Periodic)
         self._most_stale = inf if strategy.max_staleness is None else strategy.max_staleness
         self._next_lease = 0
         self._leases: dict[int, Lease] = {}
@@ -130,10 +136,16 @@ class Coordinator:
         self.now = now
         if self._admission.slots(self) <= 0 or self._has_to_wait(worker):
             return None
-        if self._by_the_clock and not self._leases and not self._waiting.arrivals:
-            self._waiting.sleeps_until(now)
+        if self._waiting.has_times:
+            if not self._leases and not self._waiting.arrivals:
+                self._waiting.sleeps_until(now)
+            if not self.round_started:
+                self._waiting.round_begins(now)
         base, lease_id, ledger = self.published, self._next_lease, self.ledger
-        deadline_s = None if self._timeout_s is None else now + self._timeout_s
+        timeout_s = self._timeout_s if self._adaptive is None else self._adaptive.seconds(self._recent_s)
+        deadline_s = None if timeout_s is None else now + timeout_s
+        if self._cohort is not None:
+            self._in_round.add(worker)
         group, steps = (0, None) if self.groups is None else self.groups.start(worker, now)
         lease: Lease = _new(Lease, (lease_id, worker, base, now, deadline_s, group, steps))
         self._next_lease = lease_id + 1
@@ -154,6 +166,8 @@ class Coordinator:
         if lease is None:
             return [Rejected(lease_id, "the lease had ended", ignored=True)]
         events: list[Event]
+        if self._adaptive is not None and (lease.deadline_s is None or now <= lease.deadline_s):
+            self._recent_s.append(now - lease.admitted_s)
         staleness = self.version - lease.base_version
         if defect is None and staleness > self._most_stale:
             defect = "stale"
@@ -194,6 +208,7 @@ class Coordinator:
         self.step = None
         self.version += 1
         self.round_started = 0
+        self._in_round.clear()
         self._waiting.committed(step)
         record, base = self._record, step.version
         for lease, _, _ in step.entering + step.undrafted:
@@ -228,7 +243,7 @@ class Coordinator:
         while self._deadlines and self._deadlines[0][1] not in self._leases:
             heappop(self._deadlines)
         first_s = self._deadlines[0][0] if self._deadlines else inf
-        if self._by_the_clock and (self._leases or self._waiting.arrivals):
+        if self._waiting.has_times and (self._leases or self._waiting.arrivals):
             first_s = min(first_s, self._waiting.next_s)
         if self.groups is not None and self.step is None and (group_s := self.groups.next_timer()) is not None:
             first_s = min(first_s, group_s)
@@ -291,8 +306,11 @@ class Coordinator:
                 "window": list(self.step.window),
                 "leaving": list(self.step.leaving),
                 "undrafted": [plain(a) for a in self.step.undrafted],
+                "time_s": self.step.time_s,
             },
             "groups": None if self.groups is None else self.groups.state(),
+            "in_round": sorted(self._in_round),
+            "recent_s": list(self._recent_s),
             "ledger": self.ledger.as_dict(),
         }
 
@@ -321,9 +339,12 @@ class Coordinator:
         self._waiting.load(state["waiting"])
         if self.groups is not None:
             self.groups.load(state["groups"])
+        self._in_round = set(state["in_round"])
+        self._recent_s.extend(state["recent_s"])
         if (step := state["step"]) is not None:
             entering, undrafted = (tuple(map(arrival_of, step[name])) for name in ("entering", "undrafted"))
-            self.step = Step(step["version"], entering, tuple(step["window"]), tuple(step["leaving"]), undrafted)
+            window, leaving = tuple(step["window"]), tuple(step["leaving"])
+            self.step = Step(step["version"], entering, window, leaving, undrafted, step["time_s"])
         for lease in self._leases.values():
             if lease.deadline_s is not None:
                 heappush(self._deadlines, (lease.deadline_s, lease.id))
@@ -354,6 +375,8 @@ class Coordinator:
 
     def _has_to_wait(self, worker: int) -> bool:
         """The worker gets no lease before a step, though others may."""
+        if worker in self._in_round:
+            return True
         return worker in self._waiting.workers or (self.groups is not None and not self.groups.may_start(worker))
 
     @property
@@ -380,6 +403,8 @@ class Coordinator:
     def _failed(self, lease: Lease, reason: str, now: float) -> Failed:
         self.ledger.failed[reason] += 1
         self._ended(FAILED, lease, reason, now)
+        if self._adaptive is not None and reason == "timeout" and lease.deadline_s is not None:
+            self._recent_s.append(lease.deadline_s - lease.admitted_s)
         if self.groups is not None:
             self.groups.ended(lease, now, accepted=False)
         return Failed(lease, reason)
@@ -407,6 +432,7 @@ class Coordinator:
             round_over = self.waiting >= cohort.target or all_ended
             if all_ended and not self.waiting:
                 self.round_started = 0  # nothing came back: the round starts anew
+                self._in_round.clear()
         nobody_works = not self._leases and not starting
         self.step = self._waiting.step(
             self.version, now, round_over=round_over, nobody_works=nobody_works, groups=self.groups

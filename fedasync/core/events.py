@@ -44,6 +44,8 @@ class Step(NamedTuple):
     window: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     undrafted: tuple[Arrival, ...] = ()
+    time_s: float = 0.0
+    """When it became ready."""
 
     def staleness(self, arrival: Arrival) -> int:
         """τ: versions between the contribution's base and the version that it is applied to."""

@@ -12,7 +12,8 @@ from math import inf
 from typing import Literal
 
 
-def _checked(tau: int) -> int:
+def checked(tau: int) -> int:
+    """τ, if it is one. Raises ValueError for a negative number."""
     if tau < 0:
         raise ValueError(f"staleness is an integer ≥ 0, got {tau}")
     return tau
@@ -25,7 +26,7 @@ class Constant:
     kind: Literal["constant"] = "constant"
 
     def __call__(self, tau: int) -> float:
-        _checked(tau)
+        checked(tau)
         return 1.0
 
 
@@ -41,7 +42,7 @@ class Polynomial:
             raise ValueError(f"polynomial staleness: a must be ≥ 0 and finite, got {self.a}")
 
     def __call__(self, tau: int) -> float:
-        return float((_checked(tau) + 1) ** -self.a)
+        return float((checked(tau) + 1) ** -self.a)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Hinge:
             raise ValueError(f"hinge staleness: a and b must be ≥ 0 and finite, got a = {self.a}, b = {self.b}")
 
     def __call__(self, tau: int) -> float:
-        return 1.0 if _checked(tau) <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
+        return 1.0 if checked(tau) <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
 
 
 Staleness = Constant | Polynomial | Hinge

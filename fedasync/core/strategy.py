@@ -12,6 +12,7 @@ from fedasync.core.buffering import Barrier, Buffer, Grouped, Quota, Sliding, Tu
 from fedasync.core.compass import Compass
 from fedasync.core.publication import EveryN, EveryVersion, Publication
 from fedasync.core.tiers import Tiers
+from fedasync.core.timeouts import AdaptiveTimeout
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Strategy:
     publication: Publication = EveryVersion()
     max_staleness: int | None = None
     stop_stale: bool = False
-    lease_timeout_s: float | None = None
+    lease_timeout_s: float | AdaptiveTimeout | None = None
     clip_norm: float | None = None
     max_norm: float | None = None
     proximal_mu: float = 0.0
@@ -61,7 +62,7 @@ class Strategy:
                 )
         if self.max_staleness is not None:
             check_integer(f"strategy {self.name!r}: max_staleness", self.max_staleness, 0)
-        if self.lease_timeout_s is not None and not 0 < self.lease_timeout_s < inf:
+        if isinstance(self.lease_timeout_s, int | float) and not 0 < self.lease_timeout_s < inf:
             raise ValueError(
                 f"strategy {self.name!r}: lease_timeout_s must be > 0 and finite, got {self.lease_timeout_s}"
             )

@@ -23,6 +23,7 @@ class Tiers:
     Within a tier everybody waits for the round's last, as in FedAvg; tiers do not wait for each other. Who belongs
     where is decided by the runtime's profile, the seconds that each client's work is expected to take: tiers hold
     equally many clients (up to one), tier 0 the fastest. A tier smaller than ``cohort`` has rounds of all its clients.
+    A round takes each client once, and waits for absent ones where it needs them.
     """
 
     tiers: int
@@ -66,23 +67,24 @@ class TierRounds:
             self.tier_of[worker] = tier
             sizes[tier] += 1
         self._targets = [min(rule.cohort, size) for size in sizes]
-        self._started = [0] * rule.tiers
+        self._started: list[set[int]] = [set() for _ in range(rule.tiers)]
+        """Workers that have started in the open round: once each."""
         self._in_flight = [0] * rule.tiers
         self._arrived = [0] * rule.tiers
 
     @property
     def free(self) -> int:
         """Places that open rounds still have."""
-        return sum(self._targets) - sum(self._started)
+        return sum(self._targets) - sum(map(len, self._started))
 
     def may_start(self, worker: int) -> bool:
         tier = self.tier_of[worker]
-        return self._started[tier] < self._targets[tier]
+        return len(self._started[tier]) < self._targets[tier] and worker not in self._started[tier]
 
     def start(self, worker: int, now: float) -> tuple[int, int | None]:
         """The worker's group, and its number of local steps (None: the workload's own)."""
         tier = self.tier_of[worker]
-        self._started[tier] += 1
+        self._started[tier].add(worker)
         self._in_flight[tier] += 1
         return tier, None
 
@@ -91,14 +93,14 @@ class TierRounds:
         self._in_flight[tier] -= 1
         self._arrived[tier] += accepted
         if self._over(tier) and not self._arrived[tier]:
-            self._started[tier] = 0  # nothing came back: the round starts anew
+            self._started[tier].clear()  # nothing came back: the round starts anew
 
     def dropped(self, lease: Lease) -> None:
         """A contribution that waited for its group is not used after all."""
         tier = lease.group
         self._arrived[tier] -= 1
         if self._over(tier) and not self._arrived[tier]:
-            self._started[tier] = 0
+            self._started[tier].clear()
 
     def ready(self, now: float) -> int | None:
         """The first tier whose round is over."""
@@ -110,19 +112,20 @@ class TierRounds:
 
     def taken(self, group: int) -> None:
         """The group's contributions became a step: its next round may start."""
-        self._started[group] = self._arrived[group] = 0
+        self._started[group].clear()
+        self._arrived[group] = 0
 
     def next_timer(self) -> float | None:
         return None
 
     def state(self) -> dict[str, Any]:
         """Plain data, for a snapshot."""
-        return {"started": self._started[:], "in_flight": self._in_flight[:], "arrived": self._arrived[:]}
+        started = [sorted(workers) for workers in self._started]
+        return {"started": started, "in_flight": self._in_flight[:], "arrived": self._arrived[:]}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._started, self._in_flight, self._arrived = (
-            list(state[name]) for name in ("started", "in_flight", "arrived")
-        )
+        self._started = [set(workers) for workers in state["started"]]
+        self._in_flight, self._arrived = list(state["in_flight"]), list(state["arrived"])
 
     def _over(self, tier: int) -> bool:
-        return self._started[tier] >= self._targets[tier] and not self._in_flight[tier]
+        return len(self._started[tier]) >= self._targets[tier] and not self._in_flight[tier]

@@ -34,6 +34,10 @@ class Waiting:
         self._tick_due = False
         self._drafted: set[int] = set()
         """Workers that were drafted for the last step."""
+        self._limit_s = inf if not isinstance(buffer, Quota) or buffer.limit_s is None else buffer.limit_s
+        self._round_ends_s = inf
+        self.has_times = bool(self._interval_s) or self._limit_s < inf
+        """Steps may be due by the clock."""
 
     def add(self, arrival: Arrival) -> None:
         self.arrivals.append(arrival)
@@ -50,7 +54,7 @@ class Waiting:
         """The step that starts from ``version``, if what it needs is there: its contributions wait no more."""
         buffer, waiting = self._buffer, self.arrivals
         if isinstance(buffer, Quota):
-            return self._drafted_step(buffer, version, nobody_works)
+            return self._drafted_step(buffer, version, now, nobody_works or self._tick_due)
         if isinstance(buffer, Grouped):
             return self._group_step(version, now, groups)
         due, self._tick_due = round_over or self._tick_due, False
@@ -66,10 +70,10 @@ class Waiting:
             entering = tuple(waiting.popleft() for _ in range(taken))
         self._note_workers()
         if not isinstance(buffer, Sliding):
-            return Step(version, entering)
+            return Step(version, entering, time_s=now)
         inside = (*self._window, *(arrival.lease.id for arrival in entering))
         cut = max(0, len(inside) - buffer.size)
-        return Step(version, entering, inside[cut:], inside[:cut])
+        return Step(version, entering, inside[cut:], inside[:cut], time_s=now)
 
     def committed(self, step: Step) -> None:
         """The step has become a version."""
@@ -85,12 +89,16 @@ class Waiting:
             self._note_workers()
         return dropped
 
-    # -- steps at fixed times ----------------------------------------------------------------------------------
+    # -- steps by the clock ------------------------------------------------------------------------------------
 
     @property
     def next_s(self) -> float:
         """When the next step is due by the clock (infinite: never)."""
-        return self._ticks * self._interval_s if self._interval_s else inf
+        return self._ticks * self._interval_s if self._interval_s else self._round_ends_s
+
+    def round_begins(self, now: float) -> None:
+        """The first lease since a step starts."""
+        self._round_ends_s = now + self._limit_s
 
     def sleeps_until(self, now: float) -> None:
         """Nobody was there for the steps that were due before now."""
@@ -99,10 +107,14 @@ class Waiting:
 
     def ring(self, now: float) -> None:
         """It is ``now``: a step may be due."""
-        if self.next_s <= now:
+        if self.next_s > now:
+            return
+        self._tick_due = True
+        if self._interval_s:
             self._ticks = self._first_tick(now)
             self._ticks += self.next_s <= now
-            self._tick_due = True
+        else:
+            self._round_ends_s = inf
 
     def silence(self) -> None:
         """A step that was due, and for which nobody was there, is not made up for."""
@@ -125,6 +137,7 @@ class Waiting:
             "ticks": self._ticks,
             "tick_due": self._tick_due,
             "drafted": sorted(self._drafted),
+            "round_ends_s": None if self._round_ends_s == inf else self._round_ends_s,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -134,6 +147,7 @@ class Waiting:
             self.needed = self._buffer.missing(0, len(self._window), 0)
         self._ticks, self._tick_due = state["ticks"], state["tick_due"]
         self._drafted = set(state["drafted"])
+        self._round_ends_s = inf if state["round_ends_s"] is None else state["round_ends_s"]
         self._note_workers()
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -142,18 +156,20 @@ class Waiting:
         if self._holds_workers:
             self.workers = {arrival.lease.worker for arrival in self.arrivals}
 
-    def _drafted_step(self, quota: Quota, version: int, nobody_works: bool) -> Step | None:
+    def _drafted_step(self, quota: Quota, version: int, now: float, over: bool) -> Step | None:
         """The step of a quota that is full: it takes all that wait."""
         waiting = tuple(self.arrivals)
-        places = quota.draft(waiting, self._drafted, nobody_works)
+        places = quota.draft(waiting, self._drafted, over)
         if places is None:
             return None
         entering = tuple(waiting[i] for i in places)
         self._drafted = {arrival.lease.worker for arrival in entering}
         self.arrivals.clear()
         self._note_workers()
+        self._tick_due = False
         chosen = set(places)
-        return Step(version, entering, undrafted=tuple(a for i, a in enumerate(waiting) if i not in chosen))
+        undrafted = tuple(arrival for i, arrival in enumerate(waiting) if i not in chosen)
+        return Step(version, entering, undrafted=undrafted, time_s=now)
 
     def _group_step(self, version: int, now: float, groups: Groups | None) -> Step | None:
         """The step of a group that is ready."""
@@ -162,7 +178,7 @@ class Waiting:
         entering = tuple(arrival for arrival in self.arrivals if groups.is_part(arrival.lease, ready))
         self.arrivals = deque(arrival for arrival in self.arrivals if not groups.is_part(arrival.lease, ready))
         groups.taken(ready)
-        return Step(version, entering)
+        return Step(version, entering, time_s=now)
 
 
 def _age(arrival: Arrival) -> tuple[int, int]:

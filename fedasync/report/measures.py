@@ -1,8 +1,9 @@
-"""What a report reads from one run: its curves, its time to the target, its leases."""
+"""What a report reads from one run: its curves, its time to the target, whether it diverged, its leases."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,38 +45,54 @@ def curves(cell: Cell, metric: str) -> list[Curve]:
     return [found for run in cell.values() if (found := curve(run, metric)) is not None]
 
 
-def times_s(cell: Cell, target: Target | None) -> dict[int, Time]:
+def diverged(run: Run, metric: str | None = None) -> bool:
+    """Whether the run ended because it diverged; with a metric, also whether its last value is not finite."""
+    if str(run.summary.get("ended", "")).startswith("diverged"):
+        return True
+    if metric is None or metric in COUNTED or metric not in run.summary["final"]:
+        return False
+    last = run.summary["final"][metric]
+    return last is None or not math.isfinite(last)
+
+
+def times_s(shown: Arrangement, series: str, facet: Facet, target: Target | None) -> dict[int, Time]:
     """What speed-ups compare, by seed: the time to the target, or without one the time per applied update.
 
-    `Missed` where the run ended before it reached the target; None where it had none, or no update was applied.
+    `Missed` where the run ended before it reached the target; None where it had none, or no update was applied. A run
+    that diverged before will never reach it. It has missed it until the last of the facet's runs ended, since so long
+    it might have run: its own end would make it look the faster, the sooner it diverged. The time per update is a
+    rate, which it has as others do.
     """
+    cell = shown.at(series, facet)
     if target is None:
         return {
             seed: run.summary["time_s"] / run.summary["consumed"] if run.summary["consumed"] else None
             for seed, run in cell.items()
         }
+    last_end_s = max(
+        (float(run.summary["time_s"]) for label in shown.series for run in shown.at(label, facet).values()), default=0.0
+    )
     found: dict[int, Time] = {}
     for seed, run in cell.items():
         entry = target.entry(run)
         if entry is None:
             found[seed] = None
         else:
-            reached_s = entry["reached_s"]
-            found[seed] = Missed(float(run.summary["time_s"])) if reached_s is None else float(reached_s)
+            reached_s, lost = entry["reached_s"], diverged(run)
+            until_s = last_end_s if lost else float(run.summary["time_s"])
+            found[seed] = Missed(until_s, lost) if reached_s is None else float(reached_s)
     return found
 
 
-def speedup_at(arrangement: Arrangement, series: str, facet: Facet, baseline: str, target: Target | None) -> Speedup:
+def speedup_at(shown: Arrangement, series: str, facet: Facet, baseline: str, target: Target | None) -> Speedup:
     """Speed-up of a series over the baseline in the same facet, paired by seed."""
-    return paired_speedup(
-        times_s(arrangement.at(series, facet), target), times_s(arrangement.at(baseline, facet), target)
-    )
+    return paired_speedup(times_s(shown, series, facet, target), times_s(shown, baseline, facet, target))
 
 
 def value_at(run: Run, metric: str, time_s: float) -> float | None:
     """What a metric was when the clock stood at ``time_s``: its last evaluation up to then; None where there is none.
 
-    ``updates`` and ``versions`` are counted.
+    ``updates`` and ``versions`` are counted. Of a run that diverged it is the last finite one.
     """
     import polars as pl
 
@@ -87,6 +104,8 @@ def value_at(run: Run, metric: str, time_s: float) -> float | None:
     rows = run.metrics.filter((pl.col("name") == metric) & (pl.col("time_s") <= time_s)).sort(
         "time_s", maintain_order=True
     )
+    if diverged(run):
+        rows = rows.filter(pl.col("value").is_finite())
     return None if rows.is_empty() else float(rows["value"][-1])
 
 

@@ -24,7 +24,8 @@ ALPHA = 0.05
 
 Verdict = Literal["clear", "weak", "within noise", "no interval"]
 """``clear``: the interval excludes "no difference", and so does Holm's test among the facet's comparisons. ``weak``:
-only the interval does. ``within noise``: the interval contains it. ``no interval``: fewer than two pairs."""
+only the interval does. ``within noise``: the interval contains it. ``no interval``: fewer than two pairs, or pairs that
+agree on a difference, which say nothing of how far it may be off."""
 
 _LARGEST_LOG = 700.0
 """Two seeds far apart give an interval whose end is no float any more."""
@@ -32,9 +33,13 @@ _LARGEST_LOG = 700.0
 
 @dataclass(frozen=True)
 class Missed:
-    """A target that a run had not reached when it ended, at ``until_s``: its time is known to be longer."""
+    """A target that a run had not reached by ``until_s``, when it ended: its time is known to be longer.
+
+    A run that ``diverged`` never reaches it, so any ``until_s`` bounds its time.
+    """
 
     until_s: float
+    diverged: bool = False
 
 
 Time = float | Missed | None
@@ -45,8 +50,9 @@ Time = float | Missed | None
 class Spread:
     """The mean of one number a seed, and how far it may be off.
 
-    t, bootstrap: two-sided Student-t and bootstrap intervals; None for one value.
-    p: two-sided p-value of the paired t-test of "the mean is 0"; None for one value.
+    t, bootstrap: two-sided Student-t and bootstrap intervals; None for one value, and for values that agree on a mean
+        other than 0: a width of 0 would be that of the grid which they lie on.
+    p: two-sided p-value of the paired t-test of "the mean is 0"; None where there is no interval.
     """
 
     mean: float
@@ -90,7 +96,9 @@ def _spread(values: tuple[float, ...], level: float) -> Spread:
         return Spread(mean, 1, None, None, None)
     error = float(sample.std(ddof=1)) / math.sqrt(n)
     if error <= 1e-12 * max(1.0, abs(mean)):  # rounding, no spread
-        return Spread(mean, n, (mean, mean), (mean, mean), 1.0 if abs(mean) <= 1e-12 else 0.0)
+        if abs(mean) > 1e-12:
+            return Spread(mean, n, None, None, None)
+        return Spread(mean, n, (mean, mean), (mean, mean), 1.0)
     half = float(t.ppf((1 + level) / 2, n - 1)) * error
     p = 2 * float(t.sf(abs(mean) / error, n - 1))
     return Spread(mean, n, (mean - half, mean + half), _bootstrap(sample, level), p)
@@ -125,12 +133,14 @@ class Speedup:
     ratio: geometric mean of t_baseline / t_series over ``pairs`` seeds; None where there are none.
     bound: ``=``; or ``≥`` where the baseline had not reached the target in ``bounded`` of the pairs, whose ratio is
         then at least (its run's length) / t_series; or ``≤`` where the series had not.
-    low, high: the wider of the Student-t and the bootstrap interval of the log ratio; None for fewer than two pairs.
-        A bound is open to its side: ``high`` is infinite for ``≥``, ``low`` is 0 for ``≤``.
+    low, high: the wider of the Student-t and the bootstrap interval of the log ratio; None for fewer than two pairs,
+        and where all pairs agree on a ratio other than 1. A bound is open to its side: ``high`` is infinite for ``≥``,
+        ``low`` is 0 for ``≤``.
     t, bootstrap: the two intervals by themselves, of the ratios and bounds as they stand.
     p: of "no difference", by the paired t-test; for a bound of the side that it leaves.
     seeds: seeds both ran. missed, baseline_missed: of these, how many the series, and the baseline, did not reach
-        the target in. at_start: in how many one of them had reached it at time 0, which has no ratio.
+        the target in. diverged, baseline_diverged: how many of those runs diverged. at_start: in how many one of them
+        had reached it at time 0, which has no ratio.
     unmatched: the seeds that only one of the two ran.
     """
 
@@ -148,6 +158,8 @@ class Speedup:
     t: tuple[float, float] | None = None
     bootstrap: tuple[float, float] | None = None
     p: float | None = None
+    diverged: int = 0
+    baseline_diverged: int = 0
 
     @property
     def contains_none(self) -> bool | None:
@@ -160,14 +172,25 @@ class Speedup:
         if self.seeds == 0:
             parts.append("no seed in common with the baseline")
         if self.missed:
-            parts.append(f"{self.missed} of {self.seeds} seeds did not reach")
+            parts.append(f"{self.missed} of {self.seeds} seeds did not reach{_of_these(self.diverged)}")
         if self.baseline_missed:
-            parts.append(f"baseline: {self.baseline_missed} of {self.seeds} did not reach")
+            lost = _of_these(self.baseline_diverged)
+            parts.append(f"baseline: {self.baseline_missed} of {self.seeds} did not reach{lost}")
         if self.at_start:
             parts.append(f"{self.at_start} of {self.seeds} reached at time 0")
+        parts.append(agreeing(self))
         if self.seeds:
             parts.append(without_partner(self.unmatched))
         return "; ".join(filter(None, parts))
+
+
+def _of_these(diverged: int) -> str:
+    return f", {diverged} of these diverged" if diverged else ""
+
+
+def agreeing(found: Speedup | Difference) -> str:
+    """Why several pairs give no interval; empty where they give one, and for fewer than two."""
+    return f"no interval: {found.pairs} pairs agree" if found.pairs > 1 and found.contains_none is None else ""
 
 
 def without_partner(seeds: Sequence[int]) -> str:
@@ -183,18 +206,20 @@ def paired_speedup(times_s: Mapping[int, Time], baseline_s: Mapping[int, Time], 
     A seed in which one of the two missed the target bounds its ratio. Where all such seeds bound it from the same
     side, so is the mean bounded, and the interval's end on the other side holds for the true mean too; where they
     point to both sides nothing follows, and the mean is of the seeds in which both reached it. Seeds in which both
-    missed it say nothing about the ratio. What is left out is counted.
+    missed it say nothing about the ratio. What is left out is counted. A run that diverged is one that missed.
     """
     both = sorted(times_s.keys() & baseline_s.keys())
     exact: list[float] = []
     at_least: list[float] = []
     at_most: list[float] = []
-    missed = baseline_missed = at_start = 0
+    missed = baseline_missed = diverged = baseline_diverged = at_start = 0
     for seed in both:
         own, other = times_s[seed], baseline_s[seed]
         own_missed, other_missed = not isinstance(own, float | int), not isinstance(other, float | int)
         missed += own_missed
         baseline_missed += other_missed
+        diverged += isinstance(own, Missed) and own.diverged
+        baseline_diverged += isinstance(other, Missed) and other.diverged
         own_s, other_s = _known_s(own), _known_s(other)
         if (own_missed and other_missed) or own_s is None or other_s is None:
             continue
@@ -224,7 +249,8 @@ def paired_speedup(times_s: Mapping[int, Time], baseline_s: Mapping[int, Time], 
     unmatched = tuple(sorted(times_s.keys() ^ baseline_s.keys()))
     counts = (len(used), len(both), missed, baseline_missed, at_start)
     bounded = len(at_least + at_most) if bound != "=" else 0
-    return Speedup(ratio, low, high, *counts, unmatched, bound, bounded, t, drawn, p)
+    lost = (diverged, baseline_diverged)
+    return Speedup(ratio, low, high, *counts, unmatched, bound, bounded, t, drawn, p, *lost)
 
 
 def _known_s(time: Time) -> float | None:
@@ -241,6 +267,7 @@ class Difference:
 
     mean: mean of the paired differences over ``pairs`` seeds; None where there are none. low, high, t, bootstrap, p:
     as in `Speedup`. unmatched: seeds that only one of the two ran, or in which a value is missing or not finite.
+    baseline_diverged: in how many of ``baseline_seeds`` the other series diverged, whose last values stand for it.
     """
 
     mean: float | None
@@ -251,6 +278,8 @@ class Difference:
     t: tuple[float, float] | None = None
     bootstrap: tuple[float, float] | None = None
     p: float | None = None
+    baseline_diverged: int = 0
+    baseline_seeds: int = 0
 
     @property
     def contains_none(self) -> bool | None:
@@ -258,8 +287,9 @@ class Difference:
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
     def note(self) -> str:
-        """What the difference leaves out, in words; empty where it leaves out nothing."""
-        return without_partner(self.unmatched)
+        """What the difference leaves out or rests on, in words; empty where there is nothing to say."""
+        lost = f"baseline: {self.baseline_diverged} of {self.baseline_seeds} diverged" if self.baseline_diverged else ""
+        return "; ".join(filter(None, [lost, agreeing(self), without_partner(self.unmatched)]))
 
 
 def paired_difference(

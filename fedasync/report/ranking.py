@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedasync.report.arrangement import Arrangement, Cell, Facet, Runs, Target, arrange, spoken
+from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
 from fedasync.report.comparisons import Judged, Standing, differences, lower_is_better, speedups, standing
 from fedasync.report.measures import times_s
-from fedasync.report.paired import Difference, Missed, Speedup
+from fedasync.report.paired import Difference, Missed, Speedup, agreeing
 from fedasync.report.spec import Report
 from fedasync.report.statistics import Interval, mean_interval
 from fedasync.report.table import number, plus_minus, rich_table
-from fedasync.report.wording import difference_text, ratio_text, speedup_text
+from fedasync.report.wording import difference_text, diverged_text, ratio_text, speedup_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class Place:
     """Where a series stands in one facet.
 
-    rank: 1 is the best; None where there is nothing to rank by (no value, or the target never reached). The best is
-    the one observed, so a comparison with it is with a series that was partly lucky.
+    rank: 1 is the best; None where there is nothing to rank by (no value, or the target never reached). By value, a
+    series that diverged ranks behind those that did so in a smaller share of their seeds: the values it ended with are
+    those of another time. By time, the share of seeds that missed the target comes before the mean of the times. The
+    best is the one observed, so a comparison with it is with a series that was partly lucky.
     tied: whether the difference from the best is not clear, after Holm's adjustment; None where no interval can tell.
     """
 
@@ -43,12 +45,15 @@ class Place:
 class Ranked:
     """A series in one facet: its place by the metric and by the time to the target, beside best and baseline.
 
+    diverged: in how many seeds it did, by its end or by the metric.
     time_s: geometric mean over seeds of the time to the target, a missed target standing in with its run's end;
-    ``missed`` counts those, of ``timed`` seeds. behind_fastest: the speed-up *over* the fastest series, 1 or less.
+    ``missed`` counts those, of ``timed`` seeds. ``never`` counts those of the missed that diverged: they never reach
+    it, and are in no mean. over_fastest: the speed-up over the fastest series.
     """
 
     series: str
     seeds: int
+    diverged: int
     by_value: Place
     value: Interval | None
     from_best: Judged[Difference] | None
@@ -56,6 +61,7 @@ class Ranked:
     by_time: Place
     time_s: float | None
     missed: int
+    never: int
     timed: int
     over_fastest: Judged[Speedup] | None
     over_baseline: Judged[Speedup] | None
@@ -91,33 +97,36 @@ def _rank_facet(shown: Arrangement, facet: Facet, target: Target | None) -> Face
     values = {label: _value(at, label) for label in cells}
     sign = 1 if lower_is_better(shown, metric) else -1
     known = {label: sign * value.mean for label, value in values.items() if value is not None}
-    in_order = sorted(known, key=lambda label: known[label])
+    lost = {label: len(at.diverged[label]) for label in cells}
+    in_order = sorted(known, key=lambda label: (lost[label] / len(cells[label]), known[label]))
     best = in_order[0] if in_order else None
     from_best = {} if best is None else differences(at, best)
     from_base = {} if base not in cells else differences(at, str(base))
 
     # Without a target there is no time to rank by: time per update is what `updates` says already.
-    times = {label: _time(cell, target) for label, cell in cells.items()} if target else {}
-    reached = {label: time for label, time in times.items() if time[1] < time[2]}
-    quickest = sorted(reached, key=lambda label: (reached[label][0], reached[label][1]))
+    times = {label: _times(shown, label, facet, target) for label in cells} if target else {}
+    reached = {label: time.order() for label, time in times.items() if time.missed < time.timed}
+    quickest = sorted(reached, key=lambda label: reached[label])
     fastest = quickest[0] if quickest else None
     over_fastest = {} if fastest is None else speedups(shown, facet, fastest, target)
     over_base = {} if base not in cells or not target else speedups(shown, facet, str(base), target)
     rows = []
     for label, cell in cells.items():
-        time = times.get(label)
+        time = times.get(label, _Times(None, 0, 0, 0))
         rows.append(
             Ranked(
                 label,
                 len(cell),
+                lost[label],
                 _place(in_order, label, from_best),
                 values[label],
                 from_best.get(label),
                 from_base.get(label),
                 _place(quickest, label, over_fastest),
-                None if time is None else time[0],
-                0 if time is None else time[1],
-                0 if time is None else time[2],
+                time.mean_s,
+                time.missed,
+                time.never,
+                time.timed,
                 over_fastest.get(label),
                 over_base.get(label),
             )
@@ -130,13 +139,29 @@ def _value(at: Standing, label: str) -> Interval | None:
     return mean_interval(finite) if finite else None
 
 
-def _time(cell: Cell, target: Target) -> tuple[float, int, int]:
-    """Geometric mean time (s), how many seeds missed the target, and of how many: a miss counts as its run's end."""
-    found = [time for time in times_s(cell, target).values() if time is not None]
-    known = [time.until_s if isinstance(time, Missed) else time for time in found]
+@dataclass(frozen=True)
+class _Times:
+    """Geometric mean of the times of seeds that did not diverge, None without one; see `Ranked` for the counts."""
+
+    mean_s: float | None
+    missed: int
+    never: int
+    timed: int
+
+    def order(self) -> tuple[float, float, float]:
+        """Less is better. Of the missed, those that will never be reached are the worse."""
+        return self.missed / self.timed, self.never / self.timed, math.inf if self.mean_s is None else self.mean_s
+
+
+def _times(shown: Arrangement, label: str, facet: Facet, target: Target) -> _Times:
+    found = [time for time in times_s(shown, label, facet, target).values() if time is not None]
+    missed = [time for time in found if isinstance(time, Missed)]
+    never = sum(time.diverged for time in missed)
+    known = [time for time in found if not isinstance(time, Missed)]
+    known += [time.until_s for time in missed if not time.diverged]
     positive = [time for time in known if time > 0]
-    mean = float(np.exp(np.mean(np.log(positive)))) if positive else 0.0
-    return mean, sum(isinstance(time, Missed) for time in found), len(found)
+    mean_s = float(np.exp(np.mean(np.log(positive)))) if positive else 0.0 if known else None
+    return _Times(mean_s, len(missed), never, len(found))
 
 
 def _place(in_order: Sequence[str], label: str, compared: Mapping[str, Judged[Difference] | Judged[Speedup]]) -> Place:
@@ -151,10 +176,11 @@ def _place(in_order: Sequence[str], label: str, compared: Mapping[str, Judged[Di
 def ranking_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     """A row per facet and series, by rank, with numbers only.
 
-    Columns: the facet's axes; ``rank``, the series, ``tied`` (with the best); ``metric``, ``at_s``, ``value`` (mean at
-    that virtual time), ``value_half_width``; ``from_best`` and ``from_baseline`` (paired differences) with ``_low``,
-    ``_high``, ``_pairs``, ``_p_holm``; where there is a target ``rank_by_time``, ``tied_by_time``, ``time_s``
-    (geometric mean, misses counted as the run's end), ``missed``, ``over_fastest`` and ``over_baseline`` (paired
+    Columns: the facet's axes; ``rank``, the series, ``tied`` (with the best); ``seeds``, ``diverged`` (how many of
+    them); ``metric``, ``at_s``, ``value`` (mean at that virtual time), ``value_half_width``; ``from_best`` and
+    ``from_baseline`` (paired differences) with ``_low``, ``_high``, ``_pairs``, ``_p_holm``; where there is a target
+    ``rank_by_time``, ``tied_by_time``, ``time_s`` (geometric mean, misses counted as the run's end, those that
+    diverged left out), ``missed`` (these too), ``over_fastest`` and ``over_baseline`` (paired
     ratios) with ``_bound`` and the same endings. Raises ValueError for names the runs do not have.
     """
     import polars as pl
@@ -166,7 +192,7 @@ def ranking_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
         for one in facet.by_value():
             row: dict[str, object] = dict(zip(shown.facet_axes, facet.facet, strict=True))
             row |= {"rank": one.by_value.rank, shown.report.series: one.series, "tied": one.by_value.tied}
-            row |= {"seeds": one.seeds, "metric": metric, "at_s": facet.at_s}
+            row |= {"seeds": one.seeds, "diverged": one.diverged, "metric": metric, "at_s": facet.at_s}
             row |= {"value": one.value and one.value.mean, "value_half_width": one.value and one.value.half_width}
             row |= _columns("from_best", one.from_best) | _columns("from_baseline", one.from_baseline)
             if target is not None:
@@ -228,7 +254,7 @@ def _text(shown: Arrangement, facet: FacetRanking, at: str) -> list[dict[str, st
         row = {"rank": str(one.by_value), spoken(shown.report.series): one.series}
         if not at:
             row["at (s)"] = number(facet.at_s)
-        row[f"{metric}{at}"] = plus_minus(one.value)
+        row[f"{metric}{at}"] = plus_minus(one.value) + diverged_text(one.diverged, one.seeds)
         row["from the best"] = "best" if one.series == facet.best else _difference(one.from_best)
         if base is not None and not at:
             row[f"over {base}"] = _difference(one.from_baseline)
@@ -250,7 +276,8 @@ def _ratio(judged: Judged[Speedup] | None) -> str:
     if judged is None:
         return "–"
     # How many missed stands in the column of times; a partner that is missing is said here.
-    return speedup_text(judged) if judged.found.unmatched or not judged.found.pairs else _short(judged)
+    found = judged.found
+    return speedup_text(judged) if found.unmatched or not found.pairs or agreeing(found) else _short(judged)
 
 
 def _short(judged: Judged[Speedup]) -> str:
@@ -259,8 +286,11 @@ def _short(judged: Judged[Speedup]) -> str:
 
 
 def _time_text(one: Ranked) -> str:
-    if one.time_s is None or one.timed == 0:
+    if one.timed == 0:
         return "–"
     if one.missed == one.timed:
         return "not reached"
-    return f"≥ {number(one.time_s)} ({one.missed} of {one.timed} missed)" if one.missed else number(one.time_s)
+    if not one.missed:
+        return number(one.time_s)
+    never = f", {one.never} of these diverged" if one.never else ""
+    return f"≥ {number(one.time_s)} ({one.missed} of {one.timed} missed{never})"

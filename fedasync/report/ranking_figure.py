@@ -89,11 +89,29 @@ def ranking(
         "bootstrap.",
         "Hollow, and = beside the rank: tied with the best (within noise, or not clear among all comparisons of the "
         "panel after Holm). Square: the baseline.",
-        "" if by == "value" else "A missed target counts as the run's end: ▸ at least so long.",
+        "" if by == "value" else "First by seeds that missed, each counted as the run's end: ▸ at least so long.",
+        "A dot without a bar has no interval: one pair, or pairs that agree." if _barless(dots) else "",
+        _diverged(shown, facets, by),
         style.seeds_text(shown.seeds),
         command=command,
     )
     return figure
+
+
+def _barless(dots: Sequence[Sequence[_Dot]]) -> bool:
+    return any(dot.x is not None and dot.low is None and dot.place.rank != 1 for rows in dots for dot in rows)
+
+
+def _diverged(shown: Arrangement, facets: Sequence[FacetRanking], by: Literal["value", "time"]) -> str:
+    """Which series diverged, where and how often; empty for none."""
+    named = []
+    for facet in facets:
+        lost = [f"{row.series} ({row.diverged} of {row.seeds})" for row in facet.rows if row.diverged]
+        title = shown.facet_title(facet.facet)
+        if lost:
+            named.append(f"{title + ': ' if title else ''}{', '.join(lost)}")
+    what = "last finite values, ranked behind those that did not" if by == "value" else "never reach a target"
+    return f"Diverged ({what}): {'; '.join(named)}." if named else ""
 
 
 def _by_value(shown: Arrangement, facet: FacetRanking) -> list[_Dot]:
@@ -107,6 +125,7 @@ def _by_value(shown: Arrangement, facet: FacetRanking) -> list[_Dot]:
         low = best + found.low if found and found.low is not None else None
         high = best + found.high if found and found.high is not None else None
         text = "no value" if row.value is None else alike(row.value.mean, means)
+        text += f", {row.diverged}/{row.seeds} diverged" if row.diverged else ""
         beside = ", ".join(filter(None, [text, found.note() if found else ""]))
         verdict = None if row.from_best is None else row.from_best.verdict
         dots.append(_Dot(row.series, row.by_value, x, low, high, verdict, beside))
@@ -129,12 +148,13 @@ def _by_time(shown: Arrangement, facet: FacetRanking) -> list[_Dot]:
 
 
 def _time_beside(row: Ranked) -> str:
-    if row.time_s is None or not row.timed:
+    if not row.timed:
         return "no time"
+    never = f", {row.never}/{row.timed} diverged" if row.never else ""
     if row.missed == row.timed:
-        return "not reached"
+        return f"not reached{never}"
     seconds = f"{number(row.time_s)} s"
-    missed = f"≥ {seconds}, {row.missed}/{row.timed} missed" if row.missed else seconds
+    missed = f"≥ {seconds}, {row.missed}/{row.timed} missed{never}" if row.missed else seconds
     alone = row.over_fastest.found.unmatched if row.over_fastest else ()
     return f"{missed}, {len(alone)} unmatched" if alone else missed
 

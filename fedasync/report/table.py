@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from fedasync.report.arrangement import COUNTED, Arrangement, Facet, Runs, Target, arrange, spoken
 from fedasync.report.comparisons import Judged, differences, speedups, standing
+from fedasync.report.measures import diverged
 from fedasync.report.paired import Difference, Speedup
 from fedasync.report.spec import Report
 from fedasync.report.statistics import Interval, histogram_quantile, mean_interval, pooled_staleness
-from fedasync.report.wording import difference_text, speedup_text
+from fedasync.report.wording import difference_text, diverged_text, speedup_text
 from fedasync.runs.run import Run, write
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class _Point:
 def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     """A row per series × facet with numbers only, for programs.
 
-    Columns: the axes; ``seeds``; ``metric``, ``final``, ``final_half_width`` (95 % t-interval over seeds), ``best``;
+    Columns: the axes; ``seeds``, and how many of them ``diverged``; ``metric``, ``final``, ``final_half_width`` (95 %
+    t-interval over seeds, a diverged run with the value it ended with where that is finite), ``best``;
     ``target``, ``reached`` (seeds that did), ``time_to_target_s`` and ``time_to_target_half_width_s`` over those,
     ``missed_by`` (mean distance of the best value from the target over the others); ``gain``, the paired difference of
     the metric from the report's baseline at one virtual time, with ``gain_low``, ``gain_high``, ``gain_pairs``,
@@ -71,6 +73,7 @@ def summary_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
             {
                 **point.labels,
                 "seeds": point.seeds,
+                "diverged": point.diverged,
                 "metric": metric,
                 "final": point.final and point.final.mean,
                 "final_half_width": point.final and point.final.half_width,
@@ -139,8 +142,7 @@ def readable_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
     for point in _points(shown):
         row = dict(point.labels)
         row["seeds"] = str(point.seeds)
-        lost = f" ({point.diverged} of {point.seeds} diverged)" if point.diverged else ""
-        row[metric] = plus_minus(point.final) + lost
+        row[metric] = plus_minus(point.final) + diverged_text(point.diverged, point.seeds)
         row[f"best {metric}"] = number(point.best)
         if target is not None:
             row[goal] = plus_minus(point.time_s)
@@ -203,7 +205,7 @@ def _point(
         labels={shown.report.series: series, **dict(zip(shown.facet_axes, facet, strict=True))},
         seeds=len(runs),
         final=mean_interval(finals) if finals else None,
-        diverged=sum(metric in run.summary["final"] for run in runs) - len(finals) if metric not in COUNTED else 0,
+        diverged=sum(diverged(run, metric) for run in runs),
         best=sum(bests) / len(bests) if bests else None,
         reached=len(times),
         time_s=mean_interval(times) if times else None,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedasync.report.arrangement import Arrangement, Runs, arrange, spoken
 from fedasync.report.comparisons import differences, speedups, standing
-from fedasync.report.paired import Difference, Speedup
+from fedasync.report.paired import Difference, Speedup, agreeing
 from fedasync.report.spec import Report
 
 IN_A_ROW = 2
@@ -34,7 +34,10 @@ class Until:
 
 @dataclass(frozen=True)
 class Width:
-    """A comparison and its relative half width; None where it has no closed interval, and ``open_because`` why."""
+    """A comparison and its relative half width; None where it has no closed interval, and ``open_because`` why.
+
+    Pairs that agree on a difference have no interval yet, but one more seed may give it: infinite, and why.
+    """
 
     comparison: str
     relative_half_width: float | None
@@ -54,7 +57,12 @@ class Tightness:
 
     def within(self, relative_half_width: float) -> bool:
         """Whether every closed interval is so tight."""
-        return all((one.relative_half_width or 0.0) <= relative_half_width for one in self.closed)
+        return not any(_wider(one, relative_half_width) for one in self.closed)
+
+
+def _wider(width: Width, relative_half_width: float) -> bool:
+    wide = width.relative_half_width or 0.0
+    return math.isinf(wide) or wide > relative_half_width
 
 
 def tightness(runs: Runs, report: Report, quantity: Literal["speedup", "final"]) -> Tightness:
@@ -62,7 +70,8 @@ def tightness(runs: Runs, report: Report, quantity: Literal["speedup", "final"])
 
     Of a speed-up, how far the farther end of its interval is off the ratio, as a share of it; of a final value's
     paired difference, half of its interval as a share of the baseline's mean. A speed-up is open where a target was
-    missed, or reached at time 0: that seed stays as it is however many are added.
+    missed, or reached at time 0: that seed stays as it is however many are added. Pairs that agree on a difference are
+    not tight: that they have no spread is the grid's doing, which times and values lie on.
     """
     shown = arrange(runs, report)
     widths = list(_speedups(shown) if quantity == "speedup" else _finals(shown))
@@ -82,6 +91,8 @@ def _speedups(shown: Arrangement) -> Iterator[Width]:
 def _ratio_width(name: str, found: Speedup) -> Width:
     if found.missed or found.baseline_missed or found.at_start or found.pairs < 2:
         return Width(name, None, found.note() or "too few pairs")
+    if agreeing(found):
+        return Width(name, math.inf, agreeing(found))
     if found.ratio is None or found.low is None or found.high is None:
         return Width(name, None, found.note())
     farther = max(math.log(found.high / found.ratio), math.log(found.ratio / found.low))
@@ -99,6 +110,8 @@ def _finals(shown: Arrangement) -> Iterator[Width]:
 
 
 def _difference_width(name: str, found: Difference, scale: float) -> Width:
+    if agreeing(found):
+        return Width(name, math.inf, agreeing(found))
     if found.low is None or found.high is None:
         return Width(name, None, found.note() or "too few pairs")
     if scale == 0:
@@ -138,8 +151,12 @@ def _stop(found: Tightness, until: Until, seeds: int, at_most: int, in_a_row: in
     if in_a_row >= IN_A_ROW:
         return f"stopped at {seeds} seeds: every closed interval is within {wanted}, for the second time in a row"
     if seeds >= at_most:
-        wide = sum((one.relative_half_width or 0.0) > until.relative_half_width for one in found.closed)
-        which = f"{wide} of {len(found.closed)} intervals are wider than {wanted}" if wide else "tight only just now"
+        wide = sum(_wider(one, until.relative_half_width) for one in found.closed)
+        none = sum(math.isinf(one.relative_half_width or 0.0) for one in found.closed)
+        without = f", {none} of these without an interval, as their pairs agree" if none else ""
+        which = "tight only just now"
+        if wide:
+            which = f"{wide} of {len(found.closed)} intervals are wider than {wanted}{without}"
         return f"stopped at at_most = {seeds} seeds: {which}"
     return None
 
@@ -149,6 +166,8 @@ def _widest(found: Tightness, wanted: float) -> str:
     if found.widest is None:
         return f"no closed interval{left_out}"
     width = found.widest.relative_half_width or 0.0
+    if math.isinf(width):
+        return f"not tight (to be {wanted:.1%}): {_why(found.widest)}{left_out}"
     return f"widest interval ± {width:.1%} (to be {wanted:.1%}): {found.widest.comparison}{left_out}"
 
 

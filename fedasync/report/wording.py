@@ -15,9 +15,11 @@ LEGEND = (
 """What must be known to read a comparison."""
 
 RANKING_LEGEND = (
-    "Ranked by the mean at one virtual time, the latest that all runs of the facet saw, and by the geometric mean of "
-    "the time to the target, in which a missed target counts as its run's end. =: tied with the best, within noise or "
-    f"weak. The best is the one observed, and partly lucky. {LEGEND}"
+    "Ranked by the mean at one virtual time, the latest that all runs of the facet saw but for diverged ones, and by "
+    "the time to the target: first by the seeds that missed it, then by the geometric mean, in which a missed target "
+    "counts as its run's end. A run that diverged never reaches a target, and is in no mean of times; at one virtual "
+    "time it stands with its last finite value, and its series ranks behind those that did not diverge. =: tied with "
+    f"the best, within noise or weak. The best is the one observed, and partly lucky. {LEGEND}"
 )
 
 
@@ -29,6 +31,11 @@ def times(ratio: float) -> str:
 def remark(verdict: Verdict) -> str:
     """The verdict where it is a reservation; empty for what is clear, and where there is no interval to judge by."""
     return verdict if verdict in ("weak", "within noise") else ""
+
+
+def diverged_text(diverged: int, seeds: int) -> str:
+    """`` (1 of 3 diverged)``; empty for none."""
+    return f" ({diverged} of {seeds} diverged)" if diverged else ""
 
 
 def ratio_text(found: Speedup) -> str:

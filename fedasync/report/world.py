@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.simulation.closed_forms import expected_order_statistic
 from fedasync.simulation.population import Clients, Direction
-
-if TYPE_CHECKING:
-    pass
 
 EVERYBODY = "all clients"
 MOST_LEASES, MOST_CLIENTS, MOST_POINTS, MOMENTS = 4000, 1000, 1500, 193

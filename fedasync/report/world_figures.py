@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log10
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -45,8 +46,7 @@ def durations(world: World, command: str = "") -> Figure:
     ax.set_xlabel("duration of a lease")
     _share_axis(ax, "share of leases done by then")
     style.title(figure, f"How long a lease takes: {world.title}")
-    if len(names) > 1:
-        style.legend(figure, lines, labels, "tier")
+    _tier_legend(figure, lines, labels)
     ceilings = ", ".join(f"{times(value)} at n = {n}" for n, value in world.ceilings.items())
     shared = "Transfers as with the server's link to themselves. " if world.links else ""
     style.small_print(
@@ -82,8 +82,7 @@ def speed_and_data(world: World, command: str = "") -> Figure:
     ax.set_ylabel(f"time for {np.mean(samples):.3g} samples" + ("" if ax.get_yscale() == "log" else " (s)"))
     ax.grid(color="#EEEEEE", lw=0.7)
     style.title(figure, f"Speed and data: {world.title}")
-    if len(names) > 1:
-        style.legend(figure, handles, names, "tier")
+    _tier_legend(figure, handles, names)
     correlation = float(spearmanr(samples, seconds).statistic)
     style.small_print(
         figure,
@@ -173,6 +172,12 @@ def _drawn(world: World) -> str:
 def _panel() -> tuple[Figure, Axes]:
     figure, (ax,) = style.panels(1, (6.0, 3.4), extra=(0.6, 0.9))
     return figure, ax
+
+
+def _tier_legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """Of one tier there is nothing to tell apart."""
+    if len(labels) > 1:
+        style.legend(figure, handles, labels, "tier")
 
 
 def _cumulative(ax: Axes, values: Floats, **look_: Any) -> Artist:

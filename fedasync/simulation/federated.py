@@ -27,6 +27,7 @@ from fedasync.core import (
     Lease,
     Periodic,
     Published,
+    Quota,
     Rejected,
     StepReady,
     Strategy,
@@ -46,6 +47,9 @@ limit would end is given up."""
 
 STANDSTILL = 100_000
 """Events, beyond ten for each lease that may be in flight, after which the clock must have moved."""
+
+SAME_INSTANT = 1e-12
+"""Relative: a sum of durations that should meet a step at a fixed time misses it by no more than rounding."""
 
 MOST_UNFIT = 100
 """Contributions not fit for use that are told one by one; all are counted."""
@@ -117,9 +121,11 @@ class FederatedSimulation:
         self._grouped = isinstance(strategy.buffer, Grouped)
         waits = isinstance(strategy.admission, Concurrency) and strategy.admission.redispatch == "next_version"
         self._most_steps = strategy.admission.most_steps if isinstance(strategy.admission, Compass) else 1
-        self._take = self._take_one_who_may if self._grouped or waits else self._idle.take
+        chooses = self._grouped or waits or isinstance(strategy.admission, Cohort)
+        self._take = self._take_one_who_may if chooses else self._idle.take
         self._work_s = clients.work_s
-        self._timed = self._grouped or isinstance(strategy.buffer, Periodic)
+        limited = isinstance(strategy.buffer, Quota) and strategy.buffer.limit_s is not None
+        self._timed = self._grouped or limited or isinstance(strategy.buffer, Periodic)
         """The coordinator has times of its own, beside those of leases."""
         self._simple = clients.is_plain and learner is None and strategy.lease_timeout_s is None and not self._timed
         self._turn = array("i", bytes(array("i").itemsize * clients.count))
@@ -364,6 +370,9 @@ class FederatedSimulation:
             return
         if self._env.peek() == self.now or (self._ends.near and self._ends.near[0][0] == self.now):
             self._timer = self._at(self.now, self._time_is_over)  # what else happens at this instant comes first
+            return
+        if self._timed and self._ends.near and self._ends.near[0][0] <= self.now * (1 + SAME_INSTANT):
+            self._timer = self._at(self._ends.near[0][0], self._time_is_over)
             return
         self._timer_s = inf
         events = self.coordinator.on_timer(self.now)

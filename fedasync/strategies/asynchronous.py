@@ -87,14 +87,16 @@ def sliding_delta(
     window: int = 5,
     server_learning_rate: float = 1.0,
     warm_up: WarmUp = "wait_until_full",
-    **dispatch: Unpack[Dispatch],
+    **dispatch: Unpack[RobustDispatch],
 ) -> Strategy:
     """A window of deltas (ours): every arrival steps along the mean of the last K deltas, so each is applied K times.
 
     A candidate for what FedFa's paper calls its delta variant, whose formula we could not read.
     """
-    known("sliding_delta", dispatch, Dispatch)
-    update = WindowStep(server_learning_rate)
+    known("sliding_delta", dispatch, RobustDispatch)
+    aggregator, privacy = robust(dispatch)
+    check_size("sliding_delta", aggregator, window)
+    update = WindowStep(server_learning_rate, aggregator, privacy, dispatch.get("clip_norm"))
     return at_work("sliding_delta", concurrency, Sliding(window, warm_up), update, dispatch)
 
 
@@ -154,8 +156,9 @@ def ringmaster(
 ) -> Strategy:
     """Ringmaster ASGD (Maranjyan et al. 2025): a step at every arrival with τ < R = ``delay_threshold``.
 
-    The others are ignored. ``stop_stale`` stops a client as soon as its work can only be ignored (the paper's variant
-    with stops, as recalled). R = 1 is Rennala with B = 1, R = ∞ asynchronous SGD.
+    The others are ignored. That a delay of R is one too many, and the variant with stops, ``stop_stale``, where a
+    client is stopped as soon as its work can only be ignored, are as recalled. R = 1 is Rennala with B = 1, R = ∞
+    asynchronous SGD.
     """
     known("ringmaster", dispatch, Dispatch)
     bounded = {"max_staleness": _threshold("ringmaster", delay_threshold, dispatch) - 1}
@@ -168,15 +171,20 @@ def rennala(
     concurrency: int,
     buffer_size: int,
     server_learning_rate: float = 1.0,
-    **dispatch: Unpack[Dispatch],
+    **dispatch: Unpack[RobustDispatch],
 ) -> Strategy:
     """Rennala SGD (Tyurin and Richtárik 2023): the mean of B deltas, all computed at the current version.
 
     Work that began at an older version is done to its end and dropped.
     """
-    known("rennala", dispatch, Dispatch)
+    known("rennala", dispatch, RobustDispatch)
     _threshold("rennala", 1, dispatch)
-    update = DeltaMean(server_learning_rate, Constant())
+    aggregator, privacy = robust(dispatch)
+    update: Update = DeltaMean(server_learning_rate, Constant())
+    if not plain(dispatch):
+        check_size("rennala", aggregator, buffer_size)
+        clip_norm = dispatch.get("clip_norm")
+        update = ServerStep(Sgd(server_learning_rate), aggregator, privacy=privacy, clip_norm=clip_norm)
     return at_work("rennala", concurrency, Tumbling(buffer_size), update, {**dispatch, "max_staleness": 0})
 
 

@@ -13,6 +13,7 @@ from fedasync.aggregation.server_step import is_private
 from fedasync.aggregation.update import Update
 from fedasync.core import Barrier, Buffer, Cohort, Concurrency, EveryN, EveryVersion, Strategy
 from fedasync.core.admission import Admission, Redispatch, Simultaneous
+from fedasync.core.timeouts import AdaptiveTimeout
 
 
 class Bounds(TypedDict, total=False):
@@ -22,8 +23,8 @@ class Bounds(TypedDict, total=False):
     """Drop a contribution that would be applied with a larger τ (default: none is dropped)."""
     stop_stale: bool
     """Cancel work at once when it can only be dropped (default false: it is done to its end)."""
-    lease_timeout_s: float | None
-    """Give up a lease after this time (default: never)."""
+    lease_timeout_s: float | AdaptiveTimeout | None
+    """Give up a lease after this time, or after one that follows recent durations (default: never)."""
     publish_every: int
     """Clients see every n-th version (default 1)."""
     clip_norm: float | None
@@ -60,6 +61,11 @@ def strategy(
     name: str, admission: Admission, buffer: Buffer, update: Update, knobs: Mapping[str, Any], proximal_mu: float = 0.0
 ) -> Strategy:
     """A row put together: its own choices, and the shared knobs."""
+    if is_private(knobs.get("privacy")) and knobs.get("max_norm") is not None:
+        raise ValueError(
+            f"{name}: who is rejected by a max_norm depends on the client's data, which privacy is to hide; clip_norm "
+            "alone would do"
+        )
     n = knobs.get("publish_every", 1)
     return Strategy(
         name,

@@ -23,18 +23,22 @@ def fedat(*, tiers: int = 5, cohort: int, proximal_mu: float = 0.4, **bounds: Un
     return strategy("fedat", Tiers(tiers, cohort), Grouped(), TierMix(tiers), bounds, proximal_mu)
 
 
-def safa(*, concurrency: int, quota: int, lag: int = 5, **bounds: Unpack[Bounds]) -> Strategy:
+def safa(
+    *, concurrency: int, quota: int, lag: int = 5, round_limit_s: float | None = None, **bounds: Unpack[Bounds]
+) -> Strategy:
     """SAFA (Wu et al. 2021): a round ends when ``quota`` results are drafted; stragglers go on unless they lag too far.
 
     The authors have all clients at work: ``concurrency`` = clients, and quota C·N. Who delivered waits for the next
-    version; work whose base is more than ``lag`` versions old is stopped. Lag 5 as recalled.
+    version; work whose base is more than ``lag`` versions old is stopped. Lag 5 as recalled. Who was drafted for the
+    last version is drafted again only when nobody works any more or the round has lasted ``round_limit_s``: without a
+    limit, a quota of half of those at work makes every round wait for its slowest.
     """
     known("safa", bounds, Bounds)
     if "max_staleness" in bounds:
         raise TypeError("safa() has its own bound on the delay, lag, and takes no max_staleness")
     bounded = {"stop_stale": True, **bounds, "max_staleness": lag}
     admission = Concurrency(concurrency, redispatch="next_version")
-    return strategy("safa", admission, Quota(quota), CacheMean(lag), bounded)
+    return strategy("safa", admission, Quota(quota, round_limit_s), CacheMean(lag), bounded)
 
 
 def fedfix(
@@ -43,7 +47,7 @@ def fedfix(
     """FedFix (Fraboni et al. 2023): a server step every ``interval_s`` over whatever has arrived.
 
     Who delivered waits for the step. Contributions are weighted by the intervals that they took, so that slow clients
-    count as much as fast ones.
+    count as much as fast ones. Weights are shares of all N clients: with n of them at work, η = N/n is the full step.
     """
     known("fedfix", bounds, Bounds)
     admission = Concurrency(concurrency, redispatch="next_version")
@@ -63,8 +67,8 @@ def fedcompass(
 ) -> Strategy:
     """FedCompass (Li et al. 2024): local steps assigned so that groups of clients arrive together.
 
-    w ← w + η·Σ s(τ)·Δ/N over a group. 20 to 100 steps are those of a figure of the paper; patience 1.2 as recalled; the
-    staleness function is ours.
+    w ← w + η·Σ s(τ)·Δ/N over a group: with n of N clients at work, η = N/n is the full step. 20 to 100 steps are those
+    of a figure of the paper; patience 1.2 as recalled; the staleness function is ours.
     """
     known("fedcompass", bounds, Bounds)
     admission = Compass(concurrency, least_steps, most_steps, patience)

@@ -38,7 +38,7 @@ def fedprox(
 ) -> Strategy:
     """FedProx (Li et al. 2020): FedAvg whose clients add (mu/2)·‖x − w‖² to their objective.
 
-    The paper tries mu in {0.001, 0.01, 0.1, 1}; the default is ours.
+    The paper tries mu in {0.001, 0.01, 0.1, 1}, as recalled; the default is ours.
     """
     return _averaged("fedprox", cohort, keep, server_optimizer, knobs, proximal_mu)
 
@@ -71,8 +71,8 @@ def fedadam(
 ) -> Strategy:
     """FedAdam (Reddi et al. 2021): the round's mean update as Adam's gradient.
 
-    No bias correction and v from τ² as in the paper; ``flower`` and ``textbook`` correct it in their ways. η is
-    Flower's default.
+    No bias correction and v from τ² as in the paper, as recalled; ``flower`` and ``textbook`` correct it in their ways.
+    η is Flower's default.
     """
     optimizer = Adam(server_learning_rate, beta_1, beta_2, tau, convention)
     return _averaged("fedadam", cohort, keep, optimizer, knobs, 0.0)

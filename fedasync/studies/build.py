@@ -36,6 +36,16 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True)
+class WorldParts:
+    """Who works, and on what; ``workload`` as in ``Parts``."""
+
+    population: Population
+    workload: Callable[[], Workload] | None
+    sources: tuple[object, ...]
+    """The workload's function or class."""
+
+
+@dataclass(frozen=True)
 class Parts:
     """What ``simulate`` takes; ``workload`` makes a workload for the run's seed, or is None for timing only."""
 
@@ -49,21 +59,32 @@ class Parts:
 
 def build(config: dict[str, Any], where: str) -> Parts:
     """Read a run's configuration. Raises StudyError; a workload is checked only when it is made."""
-    for table in ("strategy", "population", "run"):
+    _demand_tables(config, ("strategy", "population", "run"), where)
+    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
+    strategy = _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
+    world = build_world(config, where)
+    settings = parse(Settings, config["run"], f"{where}: run")
+    return Parts(strategy, world.population, settings, world.workload, (row, *world.sources))
+
+
+def build_world(config: dict[str, Any], where: str) -> WorldParts:
+    """Read what a run's clients are, whatever its strategy. Raises StudyError; a workload is checked when made."""
+    _demand_tables(config, ("population",), where)
+    population = parse(Population, config["population"], f"{where}: population")
+    if "workload" not in config:
+        return WorldParts(population, None, ())
+    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
+    workload = _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
+    return WorldParts(population, workload, (kind,))
+
+
+def _demand_tables(config: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    for table in names:
         if table not in config:
             raise StudyError(f"{where}: the table [{table}] is missing")
     for table, value in config.items():
         if table not in ("targets", "seed") and not isinstance(value, dict):
             raise StudyError(f"{where}: {table}: got {value!r}; a table would do")
-    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
-    strategy = _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
-    population = parse(Population, config["population"], f"{where}: population")
-    settings = parse(Settings, config["run"], f"{where}: run")
-    if "workload" not in config:
-        return Parts(strategy, population, settings, None, (row,))
-    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
-    workload = _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
-    return Parts(strategy, population, settings, workload, (row, kind))
 
 
 def _without(table: dict[str, Any], key: str) -> dict[str, Any]:

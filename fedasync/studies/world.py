@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedasync.core.bounds import check_real
 from fedasync.report import save
 from fedasync.report.world import EVERYBODY, Tier, World, horizon_s, look, times
 from fedasync.report.world_figures import figures
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients
 from fedasync.simulation.refusals import realise
-from fedasync.studies.build import build
+from fedasync.studies.build import build_world
 from fedasync.studies.command import find
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import apply_changes, load
 
 MOST_SEEDS = 5
 """Of a study that names more: a few show what the world is like."""
+WORLD = ("population", "workload")
+"""The tables that are drawn."""
 
 
 def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path | None) -> None:
     """Draw a study's population, and print a table of it.
 
-    Axes are left aside: the base configuration is what is drawn, with ``changes``. Raises StudyError.
+    Axes are left aside: the base configuration is what is drawn, with ``changes``. Only [population] is needed, and
+    [workload] read where there is one. Raises StudyError.
     """
     path = find(name)
     study = load(path, (), seeds)
     base = study.base
     apply_changes(base, (), changes)
+    varied = sorted({key for axis in study.axes for point in axis for key in point.values if key.startswith(WORLD)})
     chosen = study.header.seed_list[: seeds or MOST_SEEDS]
-    by_seed = {seed: _realised({**base, "targets": {}, "seed": seed}, str(path)) for seed in chosen}
-    run = base.get("run", {})
-    world = look(study.header.title, by_seed, horizon_s(run.get("time_s")))
+    try:
+        by_seed = {seed: _realised({**base, "seed": seed}, str(path)) for seed in chosen}
+    except StudyError as error:
+        raise StudyError(f"{error}{_of_axes(base, varied)}") from error
+    world = look(study.header.title, by_seed, horizon_s(_run_s(base, str(path))))
     folder = out or Path("results") / study.name / "world"
     written = [
         path
@@ -48,9 +56,6 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     console.print(f"[bold]{escape(study.header.title)}[/bold]  ({len(chosen)} seed{'s' * (len(chosen) > 1)})")
-    varied = sorted(
-        {key for axis in study.axes for point in axis for key in point.values if key.startswith("population")}
-    )
     if varied:
         console.print(f"Axes vary {', '.join(varied)}: drawn is the base (--set shows another point).", highlight=False)
     console.print(_table(world))
@@ -61,7 +66,7 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
 
 
 def _realised(config: dict[str, object], where: str) -> Clients:
-    parts = build(config, where)
+    parts = build_world(config, where)
     try:
         workload = None if parts.workload is None else parts.workload()
         return realise(parts.population, workload, int(str(config["seed"])))
@@ -69,6 +74,33 @@ def _realised(config: dict[str, object], where: str) -> Clients:
         raise
     except (ValueError, WorkloadError) as error:
         raise StudyError(f"{where}: population: {error}") from error
+
+
+def _run_s(base: Mapping[str, Any], where: str) -> float | None:
+    """How long a run of the base lasts; None where that is not said in seconds."""
+    time_s: float | None = base.get("run", {}).get("time_s")
+    if time_s is not None:
+        try:
+            check_real(f"{where}: run.time_s", time_s, 0, above=True)
+        except ValueError as error:
+            raise StudyError(str(error)) from None
+    return time_s
+
+
+def _of_axes(base: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """That the base lacks what the axes give, when it does."""
+    missing = [key for key in varied if not _has(base, key)]
+    if not missing:
+        return ""
+    return f" (axes give {', '.join(missing)}, and the base is drawn; --set {missing[0]}=... would give it to the base)"
+
+
+def _has(tables: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(tables, Mapping) or part not in tables:
+            return False
+        tables = tables[part]
+    return True
 
 
 def _table(world: World) -> Table:

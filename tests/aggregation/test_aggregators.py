@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedasync.aggregation import aggregators, update
-from fedasync.aggregation.aggregators import Aggregator, Krum, Mean, Median, TrimmedMean, _comparators
+from fedasync.aggregation.aggregators import Aggregator, Krum, Mean, Median, SecureMean, TrimmedMean, _comparators
 from fedasync.aggregation.fedavg import SampleWeightedMean
 from fedasync.aggregation.fedfa import WindowMean
 from fedasync.aggregation.server_optimizers import Adam, Sgd
@@ -48,14 +48,15 @@ def krum(rows: np.ndarray, byzantine: int, keep: int) -> list[int]:
     return sorted(np.argsort(scores, kind="stable")[:keep].tolist())
 
 
-def expected(rule: Aggregator, rows: np.ndarray) -> np.ndarray:
+def expected(rule: Aggregator, rows: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """``rows`` are the vectors ``sent``, scaled."""
     if isinstance(rule, Median):
         return np.median(rows, axis=0)
     if isinstance(rule, TrimmedMean):
         cut = int(np.floor(rule.share * len(rows) + 1e-9))
         return np.sort(rows, axis=0)[cut : len(rows) - cut].mean(axis=0)
     if isinstance(rule, Krum):
-        return rows[krum(rows, rule.byzantine, rule.keep)].mean(axis=0)
+        return rows[krum(sent, rule.byzantine, rule.keep)].mean(axis=0)
     return rows.mean(axis=0)
 
 
@@ -74,13 +75,16 @@ def test_a_rule_equals_its_reference_in_pieces_of_any_length(
     count = max(count, rule.fewest)
     given_ = vectors(count, length, seed, dtype)
     scales = [Polynomial(0.5)(t) for t in tau[:count]]
-    rows = np.stack([v.double().numpy() * s for v, s in zip(given_, scales, strict=True)])
+    sent = np.stack([v.double().numpy() for v in given_])
+    rows = sent * np.array(scales)[:, None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update, "BLOCK", 5)
         patch.setattr(aggregators, "PIECE", 2)
         found = made(rule, given_, scales)
     assert found.dtype == dtype
-    np.testing.assert_allclose(found.double().numpy(), expected(rule, rows), atol=1e-5 if dtype != float64 else 1e-12)
+    np.testing.assert_allclose(
+        found.double().numpy(), expected(rule, rows, sent), atol=1e-5 if dtype != float64 else 1e-12
+    )
 
 
 @every_rule
@@ -131,7 +135,7 @@ def test_krum_never_chooses_an_outlier(case: tuple[list[Tensor], list[Tensor], l
     for keep in (1, 2, len(given_) - byzantine):
         rule = Krum(byzantine, keep)
         assert rule.fewest <= len(given_)
-        chosen = rule.chosen(given_, [1.0] * len(given_))
+        chosen = rule.chosen(given_)
         assert len(chosen) == keep
         assert not set(chosen) & set(places)
 
@@ -184,12 +188,12 @@ def test_the_comparators_sort(count: int) -> None:
 def test_krum_looks_at_small_distances_beside_huge_ones() -> None:
     """They are summed from differences, not from squares that cancel."""
     near = [torch.tensor([1e8 + x, 0.0], dtype=float64) for x in (0.0, 1e-3, 2.5e-3, 4.5e-3)]
-    assert Krum(1).chosen([*near, torch.tensor([-1e30, 1e30], dtype=float64)], [1.0] * 5) == [1]
+    assert Krum(1).chosen([*near, torch.tensor([-1e30, 1e30], dtype=float64)]) == [1]
 
 
 def test_krum_at_equal_scores_keeps_the_first() -> None:
     given_ = [torch.tensor([x]) for x in (0.0, 1.0, 5.0, 6.0)]
-    assert Krum(1).chosen(given_, [1.0] * 4) == [0]  # the nearest of each is 1 away
+    assert Krum(1).chosen(given_) == [0]  # the nearest of each is 1 away
 
 
 def test_a_staleness_weight_scales_a_vector_before_it_is_compared() -> None:
@@ -262,3 +266,40 @@ def test_the_comparators_are_few() -> None:
     """Batcher's network on 16 has 63; putting neighbours in order until all are takes 120."""
     assert len(_comparators(16)) == 63
     assert all(low < high for low, high in _comparators(16))
+
+
+def test_krum_prefers_no_stale_vector_for_being_small() -> None:
+    """Three fresh and four stale ones, all honest: scaled by s(τ) the stale ones would always lie closest."""
+    chosen = []
+    for seed in range(40):
+        given_ = vectors(7, 20, seed)
+        chosen += Krum(1).chosen(given_)
+    assert 0.2 < np.mean([place < 3 for place in chosen]) < 0.7  # 3 of 7
+
+
+@settings(max_examples=40)
+@given(
+    count=st.integers(1, 7),
+    bits=st.integers(8, 30),
+    seed=st.integers(0, 2**32),
+    tau=st.lists(st.integers(0, 5), min_size=7, max_size=7),
+)
+def test_a_secure_sum_equals_the_plain_one_to_the_last_bit_of_its_fixed_point(
+    count: int, bits: int, seed: int, tau: list[int]
+) -> None:
+    given_ = vectors(count, 9, seed)
+    weights, scales = [1 / count] * count, [Polynomial(0.5)(t) for t in tau[:count]]
+    found, plain = torch.empty(9, dtype=float64), torch.empty(9, dtype=float64)
+    SecureMean(bits).aggregate(given_, weights, scales, found)
+    Mean().aggregate(given_, weights, scales, plain)
+    assert float((found - plain).abs().max()) <= count / 2 * 2.0**-bits + 1e-12
+
+
+def test_the_server_of_a_secure_sum_sees_no_vector() -> None:
+    """One message is spread over all numbers; all together sum to what was sent."""
+    given_ = [torch.full((4000,), float(i), dtype=float64) for i in range(3)]
+    messages = SecureMean(16).messages(given_, [1.0] * 3, [1.0] * 3)
+    for message in messages:
+        assert abs(float((message > 0).double().mean()) - 0.5) < 0.05
+        assert len(message.unique()) == 4000
+    assert (sum(messages) == (0 + 1 + 2) * 2**16).all()  # type: ignore[union-attr]

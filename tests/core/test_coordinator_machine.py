@@ -92,6 +92,8 @@ class Life(RuleBasedStateMachine):
         self.starting = False
         """A version was just made, and nothing has happened since."""
         self.started_of = [0] * 3
+        self.in_round: dict[int, set[int]] = {group: set() for group in range(3)}
+        """Workers that have started in an open round, by tier (a cohort: 0)."""
 
     # -- what a runtime may do -----------------------------------------------------------------------------------
 
@@ -114,6 +116,9 @@ class Life(RuleBasedStateMachine):
         assert lease.deadline_s == (None if timeout_s is None else self.now + timeout_s)
         self.state[lease.id], self.lease[lease.id] = "in_flight", lease
         self.started_this_round += 1
+        if isinstance(self.strategy.admission, (Cohort, Tiers)):
+            assert worker not in self.in_round[lease.group], "once in a round"
+            self.in_round[lease.group].add(worker)
 
     @precondition(lambda self: self.state)
     @rule(passes=TIMES, data=st.data(), defect=DEFECTS, late=st.booleans())
@@ -156,6 +161,8 @@ class Life(RuleBasedStateMachine):
         self.step = None
         self.version += 1
         self.started_this_round = 0
+        if isinstance(self.strategy.admission, Cohort):
+            self.in_round[0].clear()
         self.window = list(step.window)
         for arrival in step.entering + step.undrafted:
             self.state[arrival.lease.id] = "consumed"
@@ -339,7 +346,9 @@ class Life(RuleBasedStateMachine):
         match self.strategy.admission:
             case Tiers():
                 tier = self.tier_of(worker)
-                return self.started_of[tier] >= self.tier_targets()[tier]
+                return self.started_of[tier] >= self.tier_targets()[tier] or worker in self.in_round[tier]
+            case Cohort():
+                return worker in self.in_round[0]
             case Compass():
                 groups = self.open_groups()
                 return any(a.lease.worker == worker and a.lease.group in groups for a in self.waiting)
@@ -381,7 +390,8 @@ class Life(RuleBasedStateMachine):
 
     def follow(self, events: list[Event], told_of: int | None = None, *, committed: bool = False) -> None:
         """Move the model's leases as the events say, and check that each says what it may."""
-        self.starting = committed or (self.starting and not events)
+        told_nothing = all(isinstance(event, Rejected) and event.ignored for event in events)
+        self.starting = committed or (self.starting and told_nothing)
         for event in events:
             match event:
                 case Accepted():
@@ -412,10 +422,12 @@ class Life(RuleBasedStateMachine):
             flying = any(state == "in_flight" for state in self.state.values())
             if self.started_this_round >= self.strategy.admission.size and not flying:
                 self.started_this_round = 0
+                self.in_round[0].clear()
         if isinstance(self.strategy.admission, Tiers):
             for tier, target in enumerate(self.tier_targets()):
                 if self.started_of[tier] >= target and self.of_group(tier) == (0, []):
                     self.started_of[tier] = 0
+                    self.in_round[tier].clear()
 
     def take(self, step: Step) -> None:
         """The step takes the right contributions, in the right order, and they leave the queue."""
@@ -431,6 +443,7 @@ class Life(RuleBasedStateMachine):
             assert not any(state == "in_flight" for state in self.state.values())
         elif isinstance(buffer, Periodic):
             assert self.tick_due
+            self.tick_due = False
             expected = list(waiting)
         elif isinstance(buffer, Quota):
             first = [a for a in waiting if a.lease.worker not in self.drafted]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedasync.report.paired import (
@@ -21,9 +21,10 @@ from fedasync.report.paired import (
 )
 
 samples = st.lists(st.floats(-3, 3).map(lambda x: round(x, 3)), min_size=2, max_size=9)
+spread_samples = samples.filter(lambda values: np.ptp(values) > 0)
 
 
-@given(samples)
+@given(spread_samples)
 def test_the_interval_is_the_wider_of_student_s_and_the_bootstrap_s(values: list[float]) -> None:
     found = spread(values)
     assert found.t is not None
@@ -32,15 +33,15 @@ def test_the_interval_is_the_wider_of_student_s_and_the_bootstrap_s(values: list
     assert found.high == max(found.t[1], found.bootstrap[1])
     # A resampled mean is never outside of the sample.
     assert min(values) - 1e-9 <= found.bootstrap[0] <= found.bootstrap[1] <= max(values) + 1e-9
-    if np.ptp(values) > 0:
-        reference = scipy.stats.ttest_1samp(values, 0.0)
-        assert found.t == pytest.approx(tuple(reference.confidence_interval(0.95)), rel=1e-6, abs=1e-9)
-        assert found.p == pytest.approx(reference.pvalue, rel=1e-6, abs=1e-12)
-        # The p-value and the t-interval say the same.
-        assert (found.p <= 0.05) == (not found.t[0] <= 0 <= found.t[1]) or found.p == pytest.approx(0.05)
+    reference = scipy.stats.ttest_1samp(values, 0.0)
+    assert found.t == pytest.approx(tuple(reference.confidence_interval(0.95)), rel=1e-6, abs=1e-9)
+    assert found.p == pytest.approx(reference.pvalue, rel=1e-6, abs=1e-12)
+    # The p-value and the t-interval say the same.
+    assert found.p is not None
+    assert (found.p <= 0.05) == (not found.t[0] <= 0 <= found.t[1]) or found.p == pytest.approx(0.05)
 
 
-@given(samples)
+@given(spread_samples)
 def test_the_same_pairs_give_the_same_interval_and_negated_ones_the_mirrored(values: list[float]) -> None:
     there, back = spread(values), spread([-value for value in values])
     assert there == spread(list(values))
@@ -87,12 +88,42 @@ def test_printed_intervals_cover_what_they_claim_of_normal_log_ratios(pairs: int
     st.dictionaries(st.integers(0, 20), st.floats(0.01, 1e4), min_size=2, max_size=8),
     st.floats(0.05, 20),
 )
-def test_a_constant_ratio_has_no_spread_however_seeds_differ(baseline: dict[int, float], factor: float) -> None:
+def test_pairs_that_agree_on_a_ratio_have_no_interval_however_seeds_differ(
+    baseline: dict[int, float], factor: float
+) -> None:
+    assume(abs(math.log(factor)) > 1e-9)
     found = paired_speedup({seed: time / factor for seed, time in baseline.items()}, baseline)
     assert found.ratio == pytest.approx(factor)
-    assert found.low == pytest.approx(factor, rel=1e-6)
-    assert found.high == pytest.approx(factor, rel=1e-6)
-    assert found.note() == ""
+    assert (found.low, found.high, found.t, found.bootstrap, found.p) == (None,) * 5
+    assert verdicts([found]) == ["no interval"]
+    assert found.note() == f"no interval: {len(baseline)} pairs agree"
+
+
+@given(st.dictionaries(st.integers(0, 20), st.floats(0.01, 1e4), min_size=2, max_size=8))
+def test_pairs_that_agree_on_no_difference_are_within_noise(times: dict[int, float]) -> None:
+    ratio, difference = paired_speedup(times, times), paired_difference(times, times)
+    assert (ratio.ratio, ratio.low, ratio.high, ratio.p) == (1.0, 1.0, 1.0, 1.0)
+    assert (difference.mean, difference.low, difference.high, difference.p) == (0.0, 0.0, 0.0, 1.0)
+    assert verdicts([ratio, difference]) == ["within noise", "within noise"]
+    assert ratio.note() == difference.note() == ""
+
+
+@pytest.mark.parametrize("bounds", ["≥", "≤"])
+def test_bounds_that_agree_have_no_interval_either(bounds: str) -> None:
+    cut, whole = {0: Missed(40.0), 1: Missed(40.0)}, {0: 10.0, 1: 10.0}
+    found = paired_speedup(whole, cut) if bounds == "≥" else paired_speedup(cut, whole)
+    assert (found.bound, found.low, found.high, found.p) == (bounds, None, None, None)
+    assert verdicts([found]) == ["no interval"]
+
+
+def test_pairs_that_agree_are_not_among_those_that_holm_counts() -> None:
+    """Two accuracies of 1/10,000 apart in both seeds: p = 0 would have made a comparison clear, and others weaker."""
+    base = {0: 0.8123, 1: 0.8207}
+    agree = paired_difference({seed: value + 0.0001 for seed, value in base.items()}, base)
+    other = paired_difference({0: 0.9, 1: 0.91}, base)
+    assert agree.mean == pytest.approx(0.0001)
+    assert holm([agree.p, other.p]) == [None, other.p]
+    assert verdicts([agree, other])[0] == "no interval"
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), min_size=2, max_size=6))
@@ -100,9 +131,10 @@ def test_swapping_the_two_inverts_the_speedup(pairs: list[tuple[float, float]]) 
     own, other = ({seed: pair[i] for seed, pair in enumerate(pairs)} for i in (0, 1))
     there, back = paired_speedup(own, other), paired_speedup(other, own)
     assert there.ratio is not None
-    assert there.low is not None
-    assert there.high is not None
     assert back.ratio == pytest.approx(1 / there.ratio)
+    if there.low is None or there.high is None:
+        assert (back.low, back.high) == (None, None)
+        return
     assert back.low == pytest.approx(1 / there.high)
     assert back.high == pytest.approx(1 / there.low)
     logs = [math.log(b / a) for a, b in pairs]
@@ -179,6 +211,15 @@ def test_a_bound_holds_for_the_times_that_longer_runs_would_have_shown(
         assert seen.ratio <= truth.ratio * (1 + 1e-9)
 
 
+def test_runs_that_diverged_are_misses_and_counted() -> None:
+    found = paired_speedup({0: Missed(60.0, True), 1: Missed(60.0), 2: 5.0}, {0: 20.0, 1: 8.0, 2: 10.0})
+    assert (found.bound, found.missed, found.diverged, found.baseline_diverged) == ("≤", 2, 1, 0)
+    assert found.ratio == pytest.approx((20 / 60 * 8 / 60 * 2) ** (1 / 3))
+    assert found.note() == "2 of 3 seeds did not reach, 1 of these diverged"
+    other = paired_speedup({0: 20.0, 1: 8.0}, {0: Missed(60.0, True), 1: 9.0})
+    assert other.note() == "baseline: 1 of 2 did not reach, 1 of these diverged"
+
+
 def test_misses_on_both_sides_leave_the_pairs_that_both_reached() -> None:
     found = paired_speedup({0: 10.0, 1: Missed(40.0), 2: 5.0}, {0: 20.0, 1: 8.0, 2: Missed(40.0)})
     assert (found.bound, found.ratio, found.pairs) == ("=", pytest.approx(2.0), 1)
@@ -202,11 +243,14 @@ def spread_low(ratios: list[float]) -> float:
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(-5, 5), min_size=2, max_size=8), st.floats(-3, 3))
-def test_a_constant_difference_has_no_spread_however_seeds_differ(values: dict[int, float], by: float) -> None:
+def test_pairs_that_agree_on_a_difference_have_no_interval_however_seeds_differ(
+    values: dict[int, float], by: float
+) -> None:
+    assume(abs(by) > 1e-9)
     found = paired_difference({seed: value + by for seed, value in values.items()}, values)
     assert found.mean == pytest.approx(by, abs=1e-9)
-    assert found.low == pytest.approx(by, abs=1e-6)
-    assert found.high == pytest.approx(by, abs=1e-6)
+    assert (found.low, found.high, found.p) == (None, None, None)
+    assert found.note() == f"no interval: {len(values)} pairs agree"
 
 
 def test_a_difference_names_the_seeds_without_a_partner() -> None:

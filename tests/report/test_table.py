@@ -15,6 +15,8 @@ from fedasync.report.statistics import Interval
 from fedasync.report.table import alike, number, plus_minus
 from fedasync.runs.run import Run
 
+from .test_ranking import diverging
+
 REPORT = Report(baseline="FedAvg")
 
 
@@ -73,6 +75,32 @@ def test_differences_are_paired_and_missing_partners_are_named(study: list[Run])
     assert (found["gain_pairs"], found["speedup_pairs"]) == (2, 2)
     assert "seed 1 without a partner" in str(text["accuracy over FedAvg"])
     assert "seed 1 without a partner" in str(text["speed-up over FedAvg"])
+
+
+def test_runs_that_diverged_are_counted_beside_the_value_and_in_what_rests_on_them(study: list[Run]) -> None:
+    bad = {"strategy": "FedAvg", "tail": "0.3"}
+    some = [diverging(run, 4.0) if run.labels == bad and run.seed == 1 else run for run in study]
+    found, text = (row(table(some, REPORT), "FedAvg", "0.3") for table in (summary_table, readable_table))
+    assert (found["diverged"], found["reached"]) == (1, 2)
+    assert str(text["accuracy"]).endswith(" (1 of 3 diverged)")
+    other, told = (row(table(some, REPORT), "FedBuff", "0.3") for table in (summary_table, readable_table))
+    assert other["diverged"] == 0
+    assert other["speedup_bound"] == "≥"
+    assert str(told["accuracy over FedAvg"]).endswith("(baseline: 1 of 3 diverged)")
+    assert "baseline: 1 of 3 did not reach, 1 of these diverged" in str(told["speed-up over FedAvg"])
+    # Who has nothing to do with it is compared where he was.
+    final = {run.seed: run.summary["final"]["accuracy"] for run in of(some, "FedBuff", "0.3")}
+    base = {run.seed: run.summary["final"]["accuracy"] for run in of(some, "FedAvg", "0.3")}
+    assert other["gain"] == pytest.approx(np.mean([final[seed] - base[seed] for seed in range(3)]))
+
+
+def test_a_metric_that_is_not_finite_at_the_end_counts_as_diverged(study: list[Run]) -> None:
+    lost = Run({}, {**study[0].summary, "final": {"accuracy": None}}, study[0].tables)
+    found = row(summary_table([lost, *study[1:]], REPORT), "FedAvg", "0.3")
+    assert found["diverged"] == 1
+    assert found["final"] == pytest.approx(
+        np.mean([run.summary["final"]["accuracy"] for run in of(study, "FedAvg", "0.3")[1:]])
+    )
 
 
 def test_intervals_stay_whole_in_a_terminal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import polars as pl
 import pytest
 
 from fedasync.report import Report, summary_table
@@ -71,6 +72,35 @@ def test_what_no_seed_can_close_ends_it_at_once() -> None:
     found = look(runs, REPORT, Until("speedup", 0.1), 3, 9, 0)
     assert found.said.startswith("3 seeds: no closed interval; 1 left out: speed-up of slow over FedAvg: 3 of 3")
     assert str(found.stop).startswith("stopped at 3 seeds: no comparison has an interval that more seeds would close")
+
+
+def reaching(time_s: float, gain: float, seeds: int) -> list[Run]:
+    made = [cohort(seed=seed, end_s=30.0, gain=gain) for seed in range(seeds)]
+    at = {"metric": "accuracy", "value": 0.8, "reached_s": time_s, "reached_updates": 1}
+    return [Run({}, {**run.summary, "targets": [at]}, run.tables) for run in made]
+
+
+@pytest.mark.parametrize("wanted", [0.1, math.inf])
+def test_pairs_that_agree_are_not_tight_and_seeds_are_added(wanted: float) -> None:
+    """Times lie on the grid of evaluations: three that agree say nothing of the fourth."""
+    runs = {"FedAvg": reaching(20.0, 1.0, 3), "fast": reaching(10.0, 1.0, 3)}
+    found = look(runs, REPORT, Until("speedup", wanted), 3, 9, 1)
+    assert (found.tight_in_a_row, found.stop) == (0, None)
+    assert "speed-up of fast over FedAvg: no interval: 3 pairs agree" in found.said
+    last = look(runs, REPORT, Until("speedup", wanted), 3, 3, 1)
+    assert "1 of 1 intervals are wider than" in str(last.stop)
+    assert str(last.stop).endswith(", 1 of these without an interval, as their pairs agree")
+
+
+def test_values_that_agree_on_a_difference_are_not_tight_but_equal_ones_are() -> None:
+    base = [cohort(seed=seed, end_s=30.0) for seed in range(3)]
+    higher = [
+        Run({}, run.summary, {**run.tables, "metrics": run.metrics.with_columns(pl.col("value") + 0.25)})
+        for run in base
+    ]
+    rule = Until("final", 0.1)
+    assert look({"FedAvg": base, "other": higher}, REPORT, rule, 3, 9, 1).tight_in_a_row == 0
+    assert look({"FedAvg": base, "other": base}, REPORT, rule, 3, 9, 1).tight_in_a_row == 2
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, math.nan])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import cos, inf, pi, sqrt
+from fractions import Fraction
+from math import cos, inf, lcm, pi, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedasync.simulation.availability import (
     Presence,
 )
 from fedasync.simulation.laws import Constant, Exponential, Uniform, Values
-from fedasync.simulation.outages import InRegions, OutagesOnOff, OutageTimes
+from fedasync.simulation.outages import Cycle, InRegions, OutagesOnOff, OutageTimes, never_meet
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import fedasync
@@ -318,6 +319,109 @@ def test_outages_change_no_clients_own_luck() -> None:
     for client in range(20):
         for t in range(0, 5000, 37):
             assert within(client, float(t))[0] <= without(client, float(t))[0]
+
+
+def turns(*pairs: tuple[float, float], cycle_s: float) -> Presence:
+    return Intervals((pairs,), cycle_s).presence(1, 0)
+
+
+NEVER = {
+    "half a turn each": (turns((0.0, 5.0), cycle_s=10.0), OutageTimes((((0.0, 5.0),),), 10.0)),
+    "turns of one and of three": (turns((0.0, 1.0), cycle_s=2.0), OutageTimes((((0.0, 1.0), (2.0, 6.0)),), 6.0)),
+    "in decimals, if not in binary": (turns((0.0, 0.05), cycle_s=0.1), OutageTimes((((0.0, 0.06), (0.09, 0.3)),), 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_client_that_is_on_in_its_regions_darkness_alone_is_off_for_ever(name: str) -> None:
+    own, outages = NEVER[name]
+    both = InRegions(outages, own, 1, 0)
+    assert [both(0, t) for t in (0.0, 7.3, 1e6)] == [(False, inf)] * 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_turns_of_constant_length_meet_at_once_or_never(seed: int) -> None:
+    """On for 5 s and off for 5 s, both: in step, or in turns."""
+    steady = OnOff(Constant(5.0), Constant(5.0))
+    own = steady.presence(1, seed)
+    both = InRegions(OutagesOnOff(1, Constant(5.0), Constant(5.0)), own, 1, seed)
+    lit = OutagesOnOff(1, Constant(5.0), Constant(5.0)).lit(seed)
+    if lit(0, 0.0)[0] is own(0, 0.0)[0]:
+        assert both(0, 0.0) == (own(0, 0.0)[0], 5.0)
+    else:
+        assert both(0, 0.0) == (False, inf)
+
+
+@pytest.mark.parametrize("limit", [{"updates": 3}, {"time_s": 100.0}])
+def test_a_run_in_which_nobody_can_ever_work_ends(limit: dict[str, Any]) -> None:
+    population = Population(
+        1,
+        Constant(1.0),
+        availability=Intervals((((0.0, 5.0),),), cycle_s=10.0),
+        outages=OutageTimes((((0.0, 5.0),),), cycle_s=10.0),
+    )
+    run = simulate(fedasync(concurrency=1), population, **limit)
+    assert run.summary["versions"] == 0
+    assert run.summary["ended"].startswith("nothing can happen any more")
+
+
+def test_a_client_that_meets_its_region_once_in_many_turns_is_told_when_to_ask_again() -> None:
+    """Turns of 10 s and of 10.001 s, on for 1 s each: apart by 5 s at first, they meet after some 4,000 turns."""
+    own = turns((0.0, 1.0), cycle_s=10.0)
+    both = InRegions(OutageTimes((((0.0, 5.0), (6.0, 10.001)),), cycle_s=10.001), own, 1, 0)
+    t, asked, online = 0.0, 0, False
+    while not online:
+        online, until = both(0, t)
+        if not online:
+            assert t < until < inf
+            t = until
+        asked += 1
+    assert 1 < asked < 20
+    # The region's k-th second on begins at 5 + 10.001·k, the client's at 10·(k + 1): k = 4001 is the first to reach it.
+    assert t == pytest.approx(40_020.0)
+    assert until > t
+    run = simulate(
+        fedasync(concurrency=1),
+        Population(
+            1,
+            Constant(0.009),
+            availability=Intervals((((0.0, 1.0),),), cycle_s=10.0),
+            outages=OutageTimes((((0.0, 5.0), (6.0, 10.001)),), cycle_s=10.001),
+            when_offline="pause",
+        ),
+        updates=1,
+    )
+    assert run.summary["versions"] == 1
+    assert run.summary["time_s"] == pytest.approx(t + 30.0, abs=1.0)  # 1, 2, 3 and 3 of 4 milliseconds
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    one=st.lists(st.integers(0, 12), min_size=2, max_size=4, unique=True),
+    other=st.lists(st.integers(0, 12), min_size=2, max_size=4, unique=True),
+    spare=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    starts_on=st.tuples(st.booleans(), st.booleans()),
+    unit=st.sampled_from([Fraction(1), Fraction(1, 10), Fraction(7, 3)]),
+)
+def test_cycles_never_meet_just_when_no_instant_of_their_common_turn_has_both(
+    one: list[int], other: list[int], spare: tuple[int, int], starts_on: tuple[bool, bool], unit: Fraction
+) -> None:
+    """Against a look at every instant of the common multiple of both turns."""
+    lengths = [max(edges) + 1 + more for edges, more in zip((one, other), spare, strict=True)]
+
+    def on(edges: list[int], length: int, first: bool, at: int) -> bool:
+        return (sum(edge <= at % length for edge in edges) % 2 == 1) != first
+
+    meet = any(
+        on(one, lengths[0], starts_on[0], at) and on(other, lengths[1], starts_on[1], at) for at in range(lcm(*lengths))
+    )
+    cycles = [
+        Cycle(tuple(edge * unit for edge in sorted(edges)), first, length * unit)
+        for edges, first, length in zip((one, other), starts_on, lengths, strict=True)
+    ]
+    assert never_meet(*cycles) is not meet
+    assert not never_meet(cycles[0], None)
+    assert not never_meet(None, cycles[1])
 
 
 @pytest.mark.parametrize(("when_offline", "ends", "lost"), [("lose", [], 4), ("pause", [13.0] * 4, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import polars as pl
 import pytest
 from safetensors.torch import load_file
 
+from fedasync.studies.study import SeedsUntil, load
+
 from .running import LEARNING, STRATEGIES, TIMING, Command, changed, contents, runs, summary
 
 S = Path("results/s")
+SIMS = Path(__file__).parents[2] / "sims"
 
 EVENTS = {
     "time_s": pl.Float64,
@@ -214,16 +218,17 @@ def test_list_names_the_shipped_studies(fedasync: Command) -> None:
     assert (end.status, end.err) == (0, "")
     found = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in end.out.splitlines() if "│" in line}
     found.pop("", None)  # a title on two lines
-    assert found == {
-        "algorithms": "810",
-        "algorithms_tuning": "384",
-        "bias": "35",
-        "fair_baselines": "168",
-        "heterogeneity": "125",
-        "privacy": "20",
-        "quadratic_oracle": "54",
-        "staleness_sweep": "160",
-    }
+    expected = {}
+    for path in SIMS.glob("*.toml"):
+        study = load(path)
+        plans = list(study.plans())
+        rule = study.header.seeds
+        fewest = [p for p in plans if p.seed < rule.at_least] if isinstance(rule, SeedsUntil) else plans
+        expected[path.stem] = str(len(plans)) if len(fewest) == len(plans) else f"{len(fewest)}–{len(plans)}"
+    assert {"heterogeneity", "staleness_sweep"} <= expected.keys()
+    assert found == expected
+    axes = load(SIMS / "heterogeneity.toml")
+    assert int(found["heterogeneity"]) == prod(map(len, axes.axes)) * len(axes.header.seed_list) > 1
 
 
 def test_studies_of_the_working_directory_come_first_and_a_broken_one_is_listed(fedasync: Command) -> None:

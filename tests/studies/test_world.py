@@ -116,6 +116,95 @@ def test_the_study_runs_in_the_world_that_was_drawn(fedasync: Command, study: Pa
     assert fedasync("sim", "s.toml").status == 0
 
 
+SIMS = sorted((Path(__file__).parents[2] / "sims").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SIMS, ids=[path.stem for path in SIMS])
+def test_every_shipped_study_can_be_looked_at(fedasync: Command, path: Path) -> None:
+    """By its name, as in the README; most have the strategy as an axis, and no table of one."""
+    done = fedasync("world", path.stem, "--seeds", "1")
+    assert (done.status, done.err) == (0, "")
+    assert "E[max of 10] / E[t] = " in done.out
+    assert Path(f"results/{path.stem}/world/durations.png").is_file()
+
+
+ALONE = """
+[study]
+title = "a world, and nothing else"
+
+[population]
+clients = 5
+duration_s = { kind = "exponential", mean = 2.0 }
+"""
+
+
+def test_a_population_is_all_that_is_needed(fedasync: Command, study: Path) -> None:
+    study.write_text(ALONE)
+    done = fedasync("world", "s.toml")
+    assert (done.status, done.err) == (0, "")
+    assert "(3 seeds)" in done.out
+    assert fedasync("sim", "s.toml").complaint.endswith("s.toml: the table [strategy] is missing")
+
+
+def test_set_reaches_a_study_whose_strategy_is_an_axis(fedasync: Command, study: Path) -> None:
+    study.write_text(
+        ALONE + '[[axis]]\nname = "strategy"\npoints = [{ label = "x", strategy = { name = "fedasync" } }]\n'
+    )
+    assert " 5 " in fedasync("world", "s.toml").out
+    done = fedasync("world", "s.toml", "--set", "population.clients=77", "--set", "run.time_s=60.0")
+    assert (done.status, done.err) == (0, "")
+    assert " 77 " in done.out
+    assert "Axes vary" not in done.out
+
+
+OF_AN_AXIS = """
+[[axis]]
+name = "law"
+points = [
+  { label = "constant", population.duration_s = { kind = "constant", value = 7.0 } },
+  { label = "uniform", population.duration_s = { kind = "uniform", low = 1.0, high = 2.0 } },
+]
+"""
+
+
+def test_a_base_without_what_an_axis_gives_says_so_in_one_line(fedasync: Command, study: Path) -> None:
+    study.write_text(changed(ALONE, ('duration_s = { kind = "exponential", mean = 2.0 }', "")) + OF_AN_AXIS)
+    done = fedasync("world", "s.toml")
+    assert done.status == 2
+    assert "clients take no time: give duration_s" in done.complaint
+    assert "axes give population.duration_s, and the base is drawn; --set population.duration_s=..." in done.complaint
+    point = "population.duration_s={kind='constant', value=7.0}"
+    assert " 7 " in fedasync("world", "s.toml", "--set", point).out
+    study.write_text(changed(ALONE, ('duration_s = { kind = "exponential", mean = 2.0 }', "")))
+    done = fedasync("world", "s.toml")
+    assert done.status == 2
+    assert "axes give" not in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("run.time_s=-1", "s.toml: run.time_s must be a finite number > 0, got -1"),
+        ("run.time_s=soon", "s.toml: run.time_s must be a finite number > 0, got 'soon'"),
+        ("run=7", "s.toml: run: got 7; a table would do"),
+        ("population=7", "s.toml: population: got 7; a table would do"),
+        ("population.client=7", "population.client: unknown key; did you mean 'clients'?"),
+        ("workload.kind=digit", "workload.kind: unknown name 'digit'; did you mean 'digits'?"),
+    ],
+)
+def test_what_cannot_be_set_is_told_in_one_line(fedasync: Command, study: Path, change: str, told: str) -> None:
+    study.write_text(ALONE)
+    done = fedasync("world", "s.toml", "--set", change)
+    assert done.status == 2
+    assert told in done.complaint
+
+
+def test_without_a_population_there_is_no_world(fedasync: Command, study: Path) -> None:
+    study.write_text('[study]\ntitle = "nothing"\n')
+    done = fedasync("world", "s.toml")
+    assert (done.status, done.complaint) == (2, "fedasync: s.toml: the table [population] is missing")
+
+
 PAGE = (Path(__file__).parents[2] / "docs" / "populations.md").read_text()
 HEAD = TIMING.split("[population]", maxsplit=1)[0]
 TAIL = '[strategy]\nname = "fedasync"\nconcurrency = 4\n'

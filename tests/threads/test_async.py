@@ -357,3 +357,31 @@ def test_easyfl_37_arrivals_of_one_instant_stay_apart(name: str) -> None:
     delivered = column(simulation.log, "lease", "delivered")
     assert len(delivered) == 200
     assert np.array_equal(delivered, np.sort(delivered))
+
+
+@pytest.mark.parametrize("times", [(1.0, 1.0, 3.5, 3.5), (2.0, 5.0, 1.0, 2.5)])
+def test_fedmodule_7_a_tiers_first_update_moves_the_model(times: tuple[float, ...]) -> None:
+    """Weights mirrored from tiers that have not stepped: the first updates of a run were multiplied by 0.
+
+    Clients return 1, 2, 3, 4, whatever they are given, so a version says how much of each round is in it.
+    """
+    strategy = STRATEGIES["fedat"](tiers=2, cohort=2, proximal_mu=0.0)
+    returns = Mapped(4, lambda client, w: torch.full_like(w, client + 1.0), start=(100.0,))
+    watched, run = watch(strategy, constant_times(*times), returns, versions=8, seed=3)
+    steps = [
+        (inputs.entering[0].group, np.mean([float(x.values) for x in inputs.entering])) for inputs in watched.given
+    ]
+    values = [float(version) for version in watched.versions]
+    assert {tier for tier, _ in steps} == {0, 1}
+    assert values[0] == 100.0
+    assert values[1] == steps[0][1], "nobody else has stepped: the round's mean, and nothing of version 0"
+    first = [tier for tier, _ in steps].index(1 - steps[0][0])
+    counts = {0: 0, 1: 0}
+    for tier, _ in steps[: first + 1]:
+        counts[tier] += 1
+    mine, before = steps[first][0], steps[first - 1][1]
+    weight = counts[1 - mine] / (first + 1)
+    assert weight > 0
+    assert values[first + 1] == pytest.approx(weight * steps[first][1] + (1 - weight) * before, rel=1e-12)
+    assert values[first + 1] != values[first]
+    assert run.summary["versions"] == 8

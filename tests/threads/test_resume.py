@@ -16,7 +16,7 @@ import torch
 
 from fedasync.aggregation.update import Input, Inputs
 from fedasync.core import Coordinator, EventLog, StepReady, Strategy
-from fedasync.simulation import Lognormal, OnOff, Population
+from fedasync.simulation import Exponential, Lognormal, OnOff, Population
 from fedasync.simulation.population import Clients
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import fedasync, fedavg, fedbuff
@@ -155,7 +155,8 @@ def test_nvflare_242_a_killed_study_goes_on_and_ends_with_the_bytes_of_an_undist
 @pytest.mark.parametrize("strategy", [fedasync(concurrency=4), fedbuff(concurrency=4, buffer_size=3), fedavg(cohort=4)])
 def test_fets_challenge_24_a_longer_run_begins_with_the_shorter_one(strategy: Strategy) -> None:
     """Resuming with a larger number of rounds (fedbiomed #39): more of the same, not another experiment."""
-    population = Population(duration_s=Lognormal(1.0, 1.0), availability=OnOff(), dropout_probability=0.1)
+    come_and_go = OnOff(Exponential(6.0), Exponential(2.0))
+    population = Population(duration_s=Lognormal(1.0, 1.0), availability=come_and_go, dropout_probability=0.1)
     workload = Quadratic(9, dimensions=3)
     short, long = (
         simulate(strategy, population, workload, seed=2, versions=versions, evaluate_every_s=0.5)
@@ -163,6 +164,7 @@ def test_fets_challenge_24_a_longer_run_begins_with_the_shorter_one(strategy: St
     )
     end = 1 + max(short.events.with_row_index().filter(short.events["kind"] == "committed")["index"])
     assert short.events["version"][end - 1] == 10
+    assert "offline" in short.events[:end]["reason"].to_list()
     assert long.events[:end].equals(short.events[:end])
     before = short.metrics.filter(short.metrics["time_s"] < short.summary["time_s"])
     assert len(before) > 5
