@@ -32,6 +32,8 @@ class StalenessProportional:
     def __post_init__(self) -> None:
         check_real("fedstaleweight: server_learning_rate", self.server_learning_rate, 0, above=True)
         check_integer("fedstaleweight: memory", self.memory, 1)
+        if self.memory > 1_000_000:
+            raise ValueError(f"fedstaleweight: memory must be ≤ 1,000,000, got {self.memory}")
 
     def init(self, values: Tensor) -> Recent:
         return {}

@@ -110,8 +110,10 @@ class Report:
         named += [("claims", label) for claim in self.claims for label in (claim.series, claim.over)]
         for key, label in named:
             if label is not None and labels is not None and label not in labels:
+                there = [axis for axis in axes if label in axes[axis]]
+                would_do = f"; report.series = {there[0]!r}, which has it, would do" if there else ""
                 raise ValueError(
-                    f"report.{key}: no label {label!r} on axis {self.series!r}; there are: {listed(labels)}"
+                    f"report.{key}: no label {label!r} on axis {self.series!r}; there are: {listed(labels)}{would_do}"
                 )
 
 

@@ -7,10 +7,11 @@ is a function of seed and client alone, made as far as somebody looks.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import atan, cos, floor, inf, log, pi, sin, sqrt
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from fedasync.core.bounds import check_integer, check_real
 from fedasync.simulation.laws import Constant, Exponential, Law, Values
@@ -19,6 +20,9 @@ from fedasync.simulation.streams import Stream
 
 Labels = Sequence[Sequence[int]]
 """For each client the labels that occur among its samples."""
+
+Times = tuple[tuple[float, ...], ...]
+"""The [start, end) pairs (s) of one client."""
 
 
 class Presence(Protocol):
@@ -29,11 +33,31 @@ class Presence(Protocol):
         ...
 
 
+class Cycle(NamedTuple):
+    """A presence that repeats itself: its change times within a turn, whether it is on before the first, the turn.
+
+    In seconds, as the decimals that a file has: 0.3 is three times 0.1.
+    """
+
+    changes: tuple[Fraction, ...]
+    starts_on: bool
+    length: Fraction
+
+    def online(self) -> Iterator[tuple[Fraction, Fraction]]:
+        """The [start, end) pairs of the turn from 0 on."""
+        edges = [Fraction(0), *self.changes, self.length]
+        first = 0 if self.starts_on else 1
+        yield from zip(edges[first::2], edges[first + 1 :: 2], strict=False)
+
+
 @dataclass(frozen=True)
 class Always:
     """Every client is online for ever."""
 
     kind: Literal["always"] = "always"
+
+    def turn_s(self, within_s: float) -> float:
+        return inf
 
     def presence(self, clients: int, seed: int, labels: Labels | None = None) -> Presence | None:
         return None
@@ -54,6 +78,13 @@ class OnOff:
     def __post_init__(self) -> None:
         if self.on_s.mean <= 0 or self.off_s.mean <= 0:
             raise ValueError("on_off: on_s and off_s must have means > 0")
+
+    def turn_s(self, within_s: float) -> float:
+        """Mean seconds of a turn, a period on and one off, each counted up to ``within_s``.
+
+        So a law whose mean lies in what is hardly ever drawn does not hide that its periods are short.
+        """
+        return sum(sum(min(law.quantile(u), within_s) for u in _GRID) / len(_GRID) for law in (self.on_s, self.off_s))
 
     def presence(self, clients: int, seed: int, labels: Labels | None = None) -> Presence:
         return Renewal(self, Stream(seed, "availability"))
@@ -79,6 +110,14 @@ class Renewal:
         period = bisect_right(changes, now)
         return (period % 2 == 0) == starts_on, changes[period]
 
+    def cycle(self, client: int) -> Cycle | None:
+        """What repeats: turns whose two lengths are always the same. None where they are not."""
+        on_s, off_s = map(_only_value, self._laws)
+        if on_s is None or off_s is None:
+            return None
+        starts_on, _ = self(client, 0.0)
+        return Cycle((_decimal(on_s if starts_on else off_s),), starts_on, _decimal(on_s) + _decimal(off_s))
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -87,14 +126,17 @@ class Intervals:
     With ``cycle_s`` the whole pattern repeats.
     """
 
-    intervals: tuple[tuple[tuple[float, float], ...], ...]
+    intervals: tuple[Times, ...]
     cycle_s: float | None = None
     kind: Literal["intervals"] = "intervals"
 
     def __post_init__(self) -> None:
         for client, pairs in enumerate(self.intervals):
             last = 0.0
-            for start, end in pairs:
+            for pair in pairs:
+                if len(pair) != 2:
+                    raise ValueError(f"intervals: client {client}: got {list(pair)}; a pair [start, end] would do")
+                start, end = pair
                 if not last <= start < end < inf:
                     raise ValueError(
                         f"intervals: client {client}: [{start}, {end}] must have 0 ≤ start < end, "
@@ -107,6 +149,10 @@ class Intervals:
                 )
         if self.cycle_s is not None and not 0 < self.cycle_s < inf:
             raise ValueError(f"intervals: cycle_s must be > 0 and finite, got {self.cycle_s}")
+
+    def turn_s(self, within_s: float) -> float:
+        """Seconds from one time online to the next, of the busiest client; infinite where nothing repeats."""
+        return _shortest_s(self.intervals, [self.cycle_s] * len(self.intervals))
 
     def presence(self, clients: int, seed: int, labels: Labels | None = None) -> Presence:
         if len(self.intervals) != clients:
@@ -122,7 +168,7 @@ class Calendar:
     Each client has its own cycle (s), or none.
     """
 
-    def __init__(self, intervals: Sequence[Sequence[tuple[float, float]]], cycles_s: Sequence[float | None]) -> None:
+    def __init__(self, intervals: Sequence[Sequence[Sequence[float]]], cycles_s: Sequence[float | None]) -> None:
         self._cycles_s = cycles_s
         self._changes = [_merged(pairs) for pairs in intervals]
         self._starts_on = [False] * len(self._changes)
@@ -144,6 +190,13 @@ class Calendar:
             return online, offset + changes[place]
         return online, inf if cycle_s is None else (turn + 1) * cycle_s + changes[0]
 
+    def cycle(self, client: int) -> Cycle | None:
+        """One turn of a client; None where it does not repeat."""
+        cycle_s = self._cycles_s[client]
+        if cycle_s is None:
+            return None
+        return Cycle(tuple(map(_decimal, self._changes[client])), self._starts_on[client], _decimal(cycle_s))
+
 
 @dataclass(frozen=True)
 class ByLabels:
@@ -164,6 +217,10 @@ class ByLabels:
         check_real("by_labels: slot_s", self.slot_s, 0, above=True)
         if self.classes is not None:
             check_integer("by_labels: classes", self.classes, 2)
+
+    def turn_s(self, within_s: float) -> float:
+        """Mean seconds of a run of slots on and one off, at p = 1/2, where it is shortest: 1/p + 1/(1 − p) slots."""
+        return 4 * self.slot_s
 
     def shares(self, labels: Labels) -> list[float]:
         """The share of slots in which each client is online. Raises ValueError for labels that do not fit."""
@@ -246,6 +303,10 @@ class Daily:
         angle = omega * (t - self.peak_s + phase_s) - atan(lag)
         return self.share + self.swing / sqrt(1 + lag * lag) * cos(angle)
 
+    def turn_s(self, within_s: float) -> float:
+        """Mean seconds of a period on and one off, where there is no swing."""
+        return self.turnover_s / self.share + self.turnover_s / (1 - self.share)
+
     def presence(self, clients: int, seed: int, labels: Labels | None = None) -> Presence:
         if isinstance(self.phase_s, Values):
             if len(self.phase_s.values) != clients or self.phase_s.by != "client":
@@ -302,6 +363,10 @@ class AvailabilityFile:
     file: str
     kind: Literal["file"] = "file"
 
+    def turn_s(self, within_s: float) -> float:
+        """Seconds from one time online to the next, of the busiest recorded client."""
+        return _shortest_s(*read_availability(self.file))
+
     def presence(self, clients: int, seed: int, labels: Labels | None = None) -> Presence:
         intervals, cycles_s = read_availability(self.file)
         recorded = len(intervals)
@@ -317,7 +382,25 @@ def _turn(now: float, cycle_s: float) -> float:
     return turn - 1 if turn * cycle_s > now else turn + 1 if (turn + 1) * cycle_s <= now else turn
 
 
-def _merged(pairs: Sequence[tuple[float, float]]) -> list[float]:
+_GRID = [(k + 0.5) / 256 for k in range(256)]
+
+
+def _shortest_s(intervals: Sequence[Sequence[Sequence[float]]], cycles_s: Sequence[float | None]) -> float:
+    turns = zip(intervals, cycles_s, strict=True)
+    return min((cycle_s / len(own) for own, cycle_s in turns if cycle_s is not None and own), default=inf)
+
+
+def _only_value(law: Law) -> float | None:
+    """The value of a law that has but one."""
+    least, most = law.quantile(2.0**-53), law.quantile(1 - 2.0**-53)
+    return least if least == most else None
+
+
+def _decimal(seconds: float) -> Fraction:
+    return Fraction(repr(float(seconds)))
+
+
+def _merged(pairs: Sequence[Sequence[float]]) -> list[float]:
     """Change times off→on→off…, with intervals that touch joined."""
     changes: list[float] = []
     for start, end in pairs:

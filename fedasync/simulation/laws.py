@@ -242,6 +242,11 @@ class Lognormal:
     def __post_init__(self) -> None:
         _check("lognormal", "mean", self.mean)
         _check("lognormal", "sigma", self.sigma, or_equal=True)
+        # The largest uniform number, 1 − 2⁻⁵³, lies 8.2 sd above the middle; the mean lies sigma/2 above it.
+        if self.sigma > 16:
+            raise ValueError(
+                f"lognormal: sigma must be ≤ 16, got {self.sigma}: beyond, no draw in double precision reaches the mean"
+            )
 
     def quantile(self, u: float) -> float:
         return self.mean * exp(self.sigma * _normal_quantile(u) - self.sigma * self.sigma / 2.0)
@@ -265,6 +270,8 @@ class Pareto:
             raise ValueError(f"pareto: alpha = {self.alpha} has no finite mean; alpha > 1, or a cap, would do")
 
     def quantile(self, u: float) -> float:
+        if self.cap is not None and -log(1.0 - u) > 700.0 * self.alpha:  # beyond what a float can hold
+            return self.cap if self.minimum > self.cap / 1e300 else min(self.cap, self.minimum * exp(700.0))
         value: float = self.minimum * (1.0 - u) ** (-1.0 / self.alpha)
         return value if self.cap is None else min(value, self.cap)
 

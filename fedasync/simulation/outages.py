@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, gcd, inf
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fedasync.core.bounds import check_integer
-from fedasync.simulation.availability import Calendar, Intervals, OnOff, Presence, Renewal
+from fedasync.simulation.availability import Calendar, Cycle, Intervals, OnOff, Presence, Renewal, Times
 from fedasync.simulation.groups import check_shares, counts, dealt
 from fedasync.simulation.laws import Exponential, Law
 from fedasync.simulation.streams import Stream
@@ -26,7 +25,7 @@ class OutageTimes:
     With ``cycle_s`` the whole pattern repeats. ``shares`` of the clients belong to the regions, equal ones by default.
     """
 
-    dark: tuple[tuple[tuple[float, float], ...], ...]
+    dark: tuple[Times, ...]
     cycle_s: float | None = None
     shares: tuple[float, ...] | None = None
     kind: Literal["times"] = "times"
@@ -47,6 +46,10 @@ class OutageTimes:
     def regions(self) -> int:
         return len(self.dark)
 
+    def turn_s(self, within_s: float) -> float:
+        """Seconds from one outage to the next, of the busiest region; infinite where nothing repeats."""
+        return Intervals(self.dark, self.cycle_s).turn_s(within_s)
+
     def lit(self, seed: int) -> Presence:
         """The presence of regions instead of clients."""
         return _NotDark(Calendar(self.dark, [self.cycle_s] * self.regions))
@@ -59,6 +62,10 @@ class _NotDark:
     def __call__(self, client: int, now: float) -> tuple[bool, float]:
         dark, until = self.dark(client, now)
         return not dark, until
+
+    def cycle(self, client: int) -> Cycle | None:
+        cycle = self.dark.cycle(client)
+        return None if cycle is None else cycle._replace(starts_on=not cycle.starts_on)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,10 @@ class OutagesOnOff:
             raise ValueError("outages: up_s and down_s must have means > 0")
         _check_shares(self.shares, self.regions)
 
+    def turn_s(self, within_s: float) -> float:
+        """Mean seconds of a turn, up and dark, as of ``OnOff``."""
+        return OnOff(self.up_s, self.down_s).turn_s(within_s)
+
     def lit(self, seed: int) -> Presence:
         """The presence of regions instead of clients."""
         return Renewal(OnOff(self.up_s, self.down_s), Stream(seed, "outages"))
@@ -97,6 +108,11 @@ class InRegions:
     """
 
     def __init__(self, outages: Outages, own: Presence | None, clients: int, seed: int) -> None:
+        if outages.regions > clients:
+            raise ValueError(
+                f"outages: {outages.regions:,} regions for {clients:,} clients; as many regions as clients, or fewer, "
+                "would do"
+            )
         shares = outages.shares or (1.0,) * outages.regions
         self.region_of = dealt(counts(shares, clients), Stream(seed, "region"))
         self._lit = outages.lit(seed)
@@ -125,23 +141,6 @@ class InRegions:
         return False, inf if self._never[client] else at
 
 
-class Cycle(NamedTuple):
-    """A presence that repeats itself: its change times within a turn, whether it is on before the first, the turn.
-
-    In seconds, as the decimals that a file has: 0.3 is three times 0.1.
-    """
-
-    changes: tuple[Fraction, ...]
-    starts_on: bool
-    length: Fraction
-
-    def online(self) -> Iterator[tuple[Fraction, Fraction]]:
-        """The [start, end) pairs of the turn from 0 on."""
-        edges = [Fraction(0), *self.changes, self.length]
-        first = 0 if self.starts_on else 1
-        yield from zip(edges[first::2], edges[first + 1 :: 2], strict=False)
-
-
 def never_meet(one: Cycle | None, other: Cycle | None) -> bool:
     """It is certain that the two are never on together, however often they turn. None, no cycle: nothing is certain.
 
@@ -157,34 +156,8 @@ def never_meet(one: Cycle | None, other: Cycle | None) -> bool:
 
 
 def _cycle(presence: Presence | None, client: int) -> Cycle | None:
-    """What repeats: a calendar with a cycle, and turns whose two lengths are always the same."""
-    match presence:
-        case _NotDark():
-            cycle = _cycle(presence.dark, client)
-            return None if cycle is None else cycle._replace(starts_on=not cycle.starts_on)
-        case Calendar():
-            cycle_s = presence._cycles_s[client]
-            if cycle_s is None:
-                return None
-            changes = tuple(map(_decimal, presence._changes[client]))
-            return Cycle(changes, presence._starts_on[client], _decimal(cycle_s))
-        case Renewal():
-            on_s, off_s = map(_only_value, presence._laws)
-            if on_s is None or off_s is None:
-                return None
-            starts_on, _ = presence(client, 0.0)
-            return Cycle((_decimal(on_s if starts_on else off_s),), starts_on, _decimal(on_s) + _decimal(off_s))
-    return None
-
-
-def _only_value(law: Law) -> float | None:
-    """The value of a law that has but one."""
-    least, most = law.quantile(2.0**-53), law.quantile(1 - 2.0**-53)
-    return least if least == most else None
-
-
-def _decimal(seconds: float) -> Fraction:
-    return Fraction(repr(float(seconds)))
+    """What repeats; None for a presence of which that is not known."""
+    return presence.cycle(client) if isinstance(presence, (_NotDark, Calendar, Renewal)) else None
 
 
 def _check_shares(shares: tuple[float, ...] | None, regions: int) -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import mul
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -304,6 +305,18 @@ class Clients:
             raise ValueError("duration_s: a list of values for all clients and a tier's own law do not go together")
         return [law or shared for law in own]
 
+    def largest(self) -> dict[str, float]:
+        """The largest number that each key gives to the time of a lease: seconds, or slowness as a factor."""
+        laws = [max(law.values) if isinstance(law, Values) else law.quantile(1 - 2.0**-53) for law in self._durations]
+        own_s = self._own_transfer_s or [0.0]
+        return {
+            "slowness": max(self.slowness),
+            "duration_s": max(laws),
+            "seconds_per_sample": max(map(mul, self._per_sample, self.samples)),
+            "capacity": max(self._compute_s or [0.0]),
+            "bytes_per_second": max(max(own_s), max(map(self.alone_s, range(self.count)))),
+        }
+
     def typical_s(self) -> NDArray[np.float64]:
         """Seconds that each client works on a lease of the mean number of samples, without transfers."""
         law = self._durations[0]
@@ -323,7 +336,14 @@ class Clients:
         for name in LAWS[:3]:
             if isinstance(law := getattr(population, name), Values) and law.by == "client":
                 raise ValueError(f"{name} lists who is how fast: slowness_samples_correlation has no meaning here")
-        dealt = correlated(self.typical_s(), self.samples, population.slowness_samples_correlation, self._seed)
+        typical_s = self.typical_s()
+        if typical_s.min() == typical_s.max():
+            raise ValueError(
+                f"slowness_samples_correlation = {population.slowness_samples_correlation:g} needs clients of different "
+                f"speed, and all take {typical_s[0]:g} s: a law of slowness or seconds_per_sample that is not constant, "
+                "tiers, or capacity would do"
+            )
+        dealt = correlated(typical_s, self.samples, population.slowness_samples_correlation, self._seed)
         self._device_of = array("q", dealt.tobytes())
         if self.tier_of is not None:
             self.tier_of = array("i", np.asarray(self.tier_of)[dealt].tobytes())

@@ -236,6 +236,6 @@ def _buffered(
 
 def _threshold(name: str, delay_threshold: int, dispatch: Dispatch) -> int:
     if "max_staleness" in dispatch:
-        raise TypeError(f"{name}() has its own bound on the delay and takes no max_staleness")
+        raise ValueError(f"{name} has its own bound on the delay and takes no max_staleness")
     check_integer(f"{name}: delay_threshold", delay_threshold, 1)
     return delay_threshold

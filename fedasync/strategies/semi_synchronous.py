@@ -35,7 +35,7 @@ def safa(
     """
     known("safa", bounds, Bounds)
     if "max_staleness" in bounds:
-        raise TypeError("safa() has its own bound on the delay, lag, and takes no max_staleness")
+        raise ValueError("safa has its own bound on the delay, lag, and takes no max_staleness")
     bounded = {"stop_stale": True, **bounds, "max_staleness": lag}
     admission = Concurrency(concurrency, redispatch="next_version")
     return strategy("safa", admission, Quota(quota, round_limit_s), CacheMean(lag), bounded)

@@ -9,7 +9,7 @@ from fedasync.aggregation.fednova import NormalisedMean
 from fedasync.aggregation.scaffold import ControlVariates
 from fedasync.aggregation.server_optimizers import Adagrad, Adam, Convention, ServerOptimizer, Sgd, Yogi
 from fedasync.aggregation.server_step import ServerStep, check_size
-from fedasync.core import Strategy
+from fedasync.core import Cohort, Strategy
 from fedasync.strategies.knobs import Bounds, RobustBounds, in_rounds, known, plain, robust
 
 
@@ -129,7 +129,8 @@ def _averaged(
     if plain(knobs) and optimizer == Sgd():
         return in_rounds(name, cohort, keep, SampleWeightedMean(), knobs, proximal_mu)
     aggregator, privacy = robust(knobs)
-    check_size(name, aggregator, keep or cohort)
+    admission = Cohort(cohort, keep)
+    check_size(name, aggregator, admission.target)
     update: Any = ServerStep(
         optimizer, aggregator, weights="samples", privacy=privacy, clip_norm=knobs.get("clip_norm")
     )

@@ -99,7 +99,11 @@ def _make_all(
         if errors:
             description["seeds"] = f"stopped at {seeds} seeds: a run failed, so others have no partner"
         else:
-            found = look(*load_runs(folder, description), rule.until, seeds, rule.at_most, tight_in_a_row)
+            runs, report = load_runs(folder, description)
+            try:
+                found = look(runs, report, rule.until, seeds, rule.at_most, tight_in_a_row)
+            except ValueError as error:  # the report names what no run has
+                raise StudyError(f"{folder}: {error}") from None
             tight_in_a_row = found.tight_in_a_row
             console.print(found.said, markup=False, highlight=False, soft_wrap=True)
             description["seeds"] = found.stop
@@ -248,13 +252,17 @@ def _oddity(run: Run) -> str | None:
         )
     if summary["versions"] == 0:
         ledger = summary["ledger"]
+        no_version = f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s"
+        if ledger["admitted"] == 0:
+            return f"{no_version}: nobody was ever online"
+        interval_s = run.config["strategy"].get("interval_s")  # a buffer that is consumed by the clock
+        shorter = "a smaller buffer" if interval_s is None else f"an interval_s shorter than {interval_s:g}"
         lost = ", ".join(
             f"{n} {why}" for kind in ("rejected", "failed", "cancelled") for why, n in ledger[kind].items()
         )
         return (
-            f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s: {ledger['buffered']}"
-            f" contributions wait in the buffer, {ledger['in_flight']} are in flight, lost: {lost or 'none'};"
-            " a smaller buffer or more time would do"
+            f"{no_version}: {ledger['buffered']} contributions wait in the buffer, {ledger['in_flight']} are in "
+            f"flight, lost: {lost or 'none'}; {shorter} or more time would do"
         )
     if summary["ended"].startswith(("nothing", "diverged")):
         return f"run {summary['run_id']}: {summary['ended']}"

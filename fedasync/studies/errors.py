@@ -131,7 +131,7 @@ def _owner(target: Any, place: Sequence[object]) -> Any:
     """The table that a key stands in, by the keys that lead there; ``target`` where they do not say."""
     found = target
     for part in place[:-1]:
-        found = get_args(found)[0] if isinstance(part, int) and get_args(found) else _hints(found).get(str(part))
+        found = get_args(found)[0] if isinstance(part, int) and get_args(found) else _key_hints(found).get(str(part))
         members = [member for member in get_args(found) if is_dataclass(member)]
         if len(members) == 1 and get_origin(found) is not tuple:
             found = members[0]  # a table or nothing
@@ -142,14 +142,26 @@ def _owner(target: Any, place: Sequence[object]) -> Any:
 
 def _keys(target: Any) -> list[str]:
     """Names that a signature accepts, those of an unpacked TypedDict included."""
-    hints = _hints(target)
     keys: list[str] = []
     for name, parameter in signature(target).parameters.items():
-        if parameter.kind is Parameter.VAR_KEYWORD:
-            keys += [key for table in get_args(hints.get(name)) for key in get_type_hints(table)]
-        else:
-            keys.append(name)
+        keys += _unpacked(target, name) if parameter.kind is Parameter.VAR_KEYWORD else [name]
     return keys
+
+
+def _key_hints(target: Any) -> dict[str, Any]:
+    """Annotations of the keys that a table for it may have, those of an unpacked TypedDict included."""
+    hints = _hints(target)
+    if inspect.isfunction(target):
+        for name, parameter in signature(target).parameters.items():
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                hints |= _unpacked(target, name)
+    return hints
+
+
+def _unpacked(target: Any, name: str) -> dict[str, Any]:
+    """What the TypedDict holds that the keywords ``name`` of a function are."""
+    tables = get_args(_hints(target).get(name))
+    return {key: hint for table in tables for key, hint in get_type_hints(table).items()}
 
 
 def _hints(target: Any) -> dict[str, Any]:
@@ -167,13 +179,13 @@ def _dataclasses(target: Any) -> dict[str, Any]:
             waiting += args
         elif callable(item) and (item is target or is_dataclass(item)) and getattr(item, "__name__", "") not in found:
             found[getattr(item, "__name__", "")] = item
-            waiting += _hints(item).values()
+            waiting += _key_hints(item).values()
     return found
 
 
 def _is_key(part: object) -> bool:
     """And not the name of a union's branch."""
-    return isinstance(part, int) or not (str(part)[:1].isupper() or str(part) == "int" or "[" in str(part))
+    return isinstance(part, int) or not (str(part)[:1].isupper() or str(part) in ("int", "float") or "[" in str(part))
 
 
 def _demand_kinds(target: Any, value: object, place: str) -> None:
@@ -194,7 +206,7 @@ def _demand_kinds(target: Any, value: object, place: str) -> None:
             raise StudyError(f"{place}.kind: {got}; {', '.join(map(repr, kinds))} would do")
         target = kinds[value["kind"]]
     if callable(target) and get_origin(target) is None:
-        hints = _hints(target)
+        hints = _key_hints(target)
         for key, item in value.items():
             if key in hints:
                 _demand_kinds(hints[key], item, f"{place}.{key}")
@@ -205,6 +217,7 @@ def _kind(member: Any) -> str:
 
 
 def _without_other_kinds(errors: Sequence[Any]) -> list[Any]:
-    """A table is reported once for each member of a union: keep what concerns the kind that it names."""
+    """A table is reported once for each member of a union: keep what concerns the kind that it names, and no number."""
     other = {error["loc"][:-1] for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "kind"}
-    return [e for e in errors if not any(e["loc"][: len(branch)] == branch for branch in other)] or list(errors)
+    found = [e for e in errors if not any(e["loc"][: len(branch)] == branch for branch in other)] or list(errors)
+    return [e for e in found if not (e["loc"][-1:] in (("int",), ("float",)) and isinstance(e["input"], dict))] or found

@@ -58,17 +58,32 @@ def jobs(study: Study, folder: Path) -> list[Job]:
     """
     found: list[Job] = []
     worlds: dict[str, Clients | None] = {}
+    strategies: dict[str, None] = {}
     for plan in study.plans():
         labels = ", ".join(f"{axis} = {label}" for axis, label in plan.labels.items())
         where = f"{study.path} ({labels})" if labels else str(study.path)
-        parts = build(plan.config, where)
+        try:
+            parts = build(plan.config, where)
+        except SystemExit as error:  # a user's module or strategy
+            raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
+        strategies[parts.strategy.name] = None
         _refuse(parts, plan, where, worlds)
         inputs = store.inputs(plan.config, *parts.sources)
         run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
         found.append(Job(plan, study.name, where, folder / "runs" / run_id))
     if len({job.folder for job in found}) < len(found):
         raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
+    _check_report(study, list(strategies))
     return found
+
+
+def _check_report(study: Study, strategies: Sequence[str]) -> None:
+    """Where no axis is called ``strategy``, the names of the strategies are its labels, as in the report."""
+    axes = {name: [point.labels[name] for point in axis] for axis in study.axes for name in axis[0].labels}
+    try:
+        study.report.check({"strategy": strategies, **axes})
+    except ValueError as error:
+        raise StudyError(f"{study.path}: {error}") from None
 
 
 def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients | None]) -> None:
@@ -93,7 +108,7 @@ def _world(parts: Parts, seed: int) -> Clients | None:
         return realise(parts.population, parts.workload and parts.workload(), seed)
     except ValueError:
         raise
-    except Exception:  # noqa: BLE001
+    except (Exception, SystemExit):  # noqa: BLE001
         return None
 
 
@@ -230,6 +245,8 @@ def _one_line(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    elif isinstance(error, SystemExit):
+        text = f"the workload raised SystemExit: {text}"
     elif not isinstance(error, (ValueError, RuntimeError)):  # those of fedasync speak for themselves
         text = f"{type(error).__name__}: {text}"
     return " ".join(text.split())

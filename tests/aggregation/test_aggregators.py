@@ -234,7 +234,7 @@ def test_a_window_is_the_same_wherever_it_is_written(rule: Aggregator) -> None:
     step.apply(start, None, Inputs(window[-1:], window, leaving))
     assert torch.equal(start, leaving[0].values)
     assert all(torch.equal(x.values, copy) for x, copy in zip(window, copies, strict=True))
-    np.testing.assert_allclose(start.numpy(), expected(rule, torch.stack(copies).numpy()), atol=1e-12)
+    np.testing.assert_allclose(start.numpy(), expected(rule, sent := torch.stack(copies).numpy(), sent), atol=1e-12)
 
 
 def test_the_rules_of_the_table_are_the_plain_ones_where_nothing_is_asked_for() -> None:

@@ -103,3 +103,27 @@ def test_a_snapshot_remembers_who_was_drafted_and_who_waits() -> None:
         assert not each.may_start(0)
         assert workers(ready(each.deliver(leases[2].id, 3.0))) is None
         assert workers(ready(each.deliver(leases[3].id, 3.0))) == ([2, 3], [0])
+
+
+def test_a_round_that_lasts_too_long_takes_those_that_wait_behind() -> None:
+    """Quota 2 of three at work: who was drafted last need not wait for the third, which takes for ever."""
+    c = Coordinator(strategy(Concurrency(3, redispatch="next_version"), Quota(2, limit_s=5.0)))
+    leases = {worker: admit(c, worker, 0.0) for worker in range(3)}
+    assert c.next_timer() == 5.0
+    c.deliver(leases[0].id, 1.0)
+    assert workers(ready(c.deliver(leases[1].id, 2.0))) == ([0, 1], [])
+    c.commit(2.0)
+    leases |= {worker: admit(c, worker, 2.0) for worker in (0, 1)}
+    assert c.next_timer() == 7.0
+    for worker in (0, 1):
+        assert ready(c.deliver(leases[worker].id, 3.0)) is None
+    restored = Coordinator.restore(c.strategy, json.loads(json.dumps(c.snapshot())))
+    for each in (c, restored):
+        assert workers(ready(each.on_timer(7.0))) == ([0, 1], [])
+
+
+def test_a_limit_that_passes_while_nobody_has_delivered_ends_the_round_with_the_first() -> None:
+    c = Coordinator(strategy(Concurrency(3, redispatch="next_version"), Quota(2, limit_s=5.0)))
+    leases = [admit(c, worker, 0.0) for worker in range(3)]
+    assert c.on_timer(5.0) == []
+    assert workers(ready(c.deliver(leases[2].id, 6.0))) == ([2], [])

@@ -58,7 +58,7 @@ def test_a_lease_that_timed_out_counts_with_its_time_so_that_time_outs_grow() ->
 def test_durations_that_do_not_differ_time_nobody_out() -> None:
     c = run(AdaptiveTimeout(first_s=60.0, at_least=3))
     for i in range(50):
-        work(c, 0.1 * i, 0.1)
+        work(c, 0.3 * i, 0.1)
     assert c.ledger.failed == {}
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedasync.core import Concurrency, EveryN, Strategy, Tumbling
+from fedasync.aggregation.aggregators import TrimmedMean
+from fedasync.aggregation.privacy import Privacy
+from fedasync.core import Concurrency, EveryN, Hinge, Strategy, Tumbling
 from fedasync.simulation.federated import StandstillError
 from fedasync.simulation.laws import Constant, Exponential, Lognormal, Values
 from fedasync.simulation.learning import WorkloadError
@@ -18,6 +20,7 @@ from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.settings import Settings
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import STRATEGIES, fedasync, fedavg, fedbuff, fedfa, fedprox
+from fedasync.workloads import Quadratic
 
 from .worlds import Mapped, constant_times
 
@@ -34,6 +37,27 @@ def run(strategy: Strategy, clients: Population = FIVE, workload: Any = None, **
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    # strategies on their population
+    "mifa that never sees everybody": (
+        lambda: simulate(STRATEGIES["mifa"](concurrency=2), FIVE, Quadratic(5), time_s=9.0, selection="same_client"),
+        "only 2 of 5 ever work; wait_for_all = false, or 'random_idle', would do",
+    ),
+    "fixed times without number": (
+        lambda: simulate(STRATEGIES["fedfix"](concurrency=2, interval_s=1e-9), FIVE, time_s=9.0),
+        "interval_s = 1e-09 makes 9e+09 intervals in 9 s; at most 10,000,000 would do",
+    ),
+    "a hinge that divides by nothing": (
+        lambda: fedasync(concurrency=2, convention="flgo", staleness=Hinge(0.0, 0.0)),
+        "hinge: a, without the “+ 1”, must be a finite number > 0, got 0.0",
+    ),
+    "a rejection that tells": (
+        lambda: STRATEGIES["fedbuff"](concurrency=2, clip_norm=1.0, max_norm=2.0, privacy=Privacy(1.0)),
+        "who is rejected by a max_norm depends on the client's data",
+    ),
+    "a trimmed mean that trims nothing": (
+        lambda: STRATEGIES["fedbuff"](concurrency=9, buffer_size=4, aggregator=TrimmedMean(0.2)),
+        "aggregator 'trimmed_mean' needs 5 contributions",
+    ),
     # settings
     "no end": (Settings, "a run needs an end: give time_s, updates, or versions"),
     "no time": (lambda: Settings(time_s=0.0), "time_s must be > 0 and finite, got 0.0"),

@@ -15,6 +15,7 @@ import torch
 from fedasync.core import Constant, Strategy
 from fedasync.runs.run import Run
 from fedasync.simulation import laws
+from fedasync.simulation.availability import OnOff
 from fedasync.simulation.population import Population
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import STRATEGIES, fedavg, fedprox, scaffold
@@ -420,3 +421,35 @@ def test_a_lease_of_some_of_the_steps_takes_its_share_of_the_time_and_all_of_the
     for shared in ({}, {"server_downlink_bytes_per_second": 1e6, "server_uplink_bytes_per_second": 1e6}):
         run = simulate(strategy, replace(population, **shared), versions=1)
         assert [t for (t,) in rows(run, "delivered", "time_s")] == [pytest.approx(2 + 0.2 * 10 + 2)]
+
+
+def test_steps_at_fixed_times_miss_nobody_by_rounding() -> None:
+    """Work of 0.1 s and a step every 0.1 s: 0.1 + 0.1 + … is not k·0.1, and yet every step has its contribution."""
+    strategy = STRATEGIES["fedfix"](concurrency=1, interval_s=0.1)
+    run = simulate(strategy, constant_times(0.1), Quadratic(1), versions=200)
+    assert run.summary["time_s"] == pytest.approx(20.0)
+    assert run.summary["consumed"] == 200
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedat"])
+def test_a_round_takes_each_client_once(name: str) -> None:
+    """Four clients that come and go, a cohort of four: who is there waits for the others, and does not stand in."""
+    knobs = {"cohort": 4} if name == "fedavg" else {"cohort": 4, "tiers": 1}
+    away = OnOff(laws.Exponential(5.0), laws.Exponential(5.0))
+    population = Population(4, laws.Exponential(1.0), availability=away, when_offline="pause")
+    run = simulate(STRATEGIES[name](**knobs), population, seed=3, time_s=400.0)
+    rounds: dict[int, list[int]] = {}
+    for worker, version in rows(run, "consumed", "worker", "version"):
+        rounds.setdefault(version, []).append(worker)
+    assert len(rounds) > 10
+    assert all(sorted(workers) == [0, 1, 2, 3] for workers in rounds.values())
+
+
+def test_a_rule_of_models_that_leaves_them_ends_as_diverged_and_blames_nobody() -> None:
+    """APPFL's differences from the current version, with a rate that overshoots."""
+    strategy = STRATEGIES["fedbuff"](concurrency=8, buffer_size=4, server_learning_rate=50.0, convention="appfl")
+    run = simulate(
+        strategy, Population(8, laws.Exponential(1.0)), Quadratic(8, start=1e30, dtype="float32"), time_s=500.0
+    )
+    assert run.summary["ended"].startswith("diverged")
+    assert run.summary["unfit_total"] == 0

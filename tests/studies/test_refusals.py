@@ -57,6 +57,7 @@ def refused(fedasync: Command, study: Path, text: str, *options: str) -> str:
         (STRATEGY, 'name = "own_code.nope"', "strategy.name: 'own_code.nope': module own_code has no nope"),
         (STRATEGY, 'name = "own_code.CLIENT"', "strategy.name: 'own_code.CLIENT' is no class and no function"),
         (STRATEGY, 'name = "own_code."', "strategy.name: unknown name 'own_code.'"),
+        (STRATEGY, 'name = "quits.it"', "s.toml: the user's code raised SystemExit: 3"),
         (STRATEGY, 'name = "own_code.no_strategy"\nconcurrency = 4', "no_strategy returned int; a Strategy would do"),
         (STRATEGY, 'name = "own_code.bankrupt"\nconcurrency = 4', "bankrupt raised KeyError: 'funds'"),
         (STRATEGY, 'name = "own_code.median"\nconcurency = 4', "strategy.concurency: unknown key; did you mean"),
@@ -74,9 +75,59 @@ def refused(fedasync: Command, study: Path, text: str, *options: str) -> str:
 def test_a_study_that_cannot_run(fedasync: Command, study: Path, old: str, new: str, said: str) -> None:
     Path("d.csv").write_text("a,s\n1,2\n1,x\n")
     Path("broken.py").write_text("def it(:\n")
+    Path("quits.py").write_text("raise SystemExit(3)\n")
     line = refused(fedasync, study, changed(TIMING, (old, new)))
     assert said in line
     assert "s.toml" in line
+
+
+@pytest.mark.parametrize(
+    ("knob", "said"),
+    [
+        ('aggregator = { kind = "median", share = 0.2 }', "aggregator.share: unknown key (known: kind)"),
+        (
+            'aggregator = { kind = "krum", byzantin = 1 }',
+            "aggregator.byzantin: unknown key; did you mean 'byzantine'? (known: byzantine, keep, kind)",
+        ),
+        ('aggregator = { kind = "mode" }', "aggregator.kind: got \"mode\"; 'mean', 'median', 'trimmed_mean', 'krum', "),
+        ("aggregator = { share = 0.2 }", "aggregator.kind: this key is missing; 'mean', 'median', 'trimmed_mean', "),
+        ("aggregator = {}", "aggregator.kind: this key is missing; 'mean', "),
+        (
+            "privacy = { noise_multiplier = 1.0, detla = 1e-5 }",
+            "privacy.detla: unknown key; did you mean 'delta'? (known: delta, noise_multiplier)",
+        ),
+        ("privacy = { noise = 1.0 }", "privacy.noise: unknown key (known: delta, noise_multiplier)"),
+        ("lease_timeout_s = { first_s = 1.0 }", "lease_timeout_s.kind: this key is missing; 'adaptive' would do"),
+        (
+            'lease_timeout_s = { kind = "adaptive", first_s = 1.0, factr = 3.0 }',
+            "lease_timeout_s.factr: unknown key; did you mean 'factor'? (known: at_least, factor, ",
+        ),
+        (
+            'lease_timeout_s = { kind = "adaptive", first_s = "x" }',
+            'lease_timeout_s.first_s: got "x"; a number would do',
+        ),
+        ('lease_timeout_s = "x"', 'lease_timeout_s: got "x"; a number would do'),
+        ("publish_evry = 2", "publish_evry: unknown key; did you mean 'publish_every'? (known: aggregator, "),
+    ],
+)
+def test_a_shared_knob_that_is_a_table_is_looked_into(fedasync: Command, study: Path, knob: str, said: str) -> None:
+    line = refused(fedasync, study, changed(TIMING, (STRATEGY, f"{STRATEGY}\n{knob}")))
+    assert f"s.toml: strategy.{said}" in line
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        'name = "ringmaster"\nconcurrency = 4\ndelay_threshold = 2',
+        'name = "rennala"\nconcurrency = 4\nbuffer_size = 2',
+        'name = "safa"\nconcurrency = 4\nquota = 2',
+    ],
+)
+def test_a_strategy_with_a_bound_of_its_own_takes_no_other(fedasync: Command, study: Path, strategy: str) -> None:
+    line = refused(fedasync, study, changed(TIMING, (STRATEGY, f"{strategy}\nmax_staleness = 3")))
+    name = strategy.split('"')[1]
+    assert line.startswith(f"fedasync: s.toml: strategy: {name} has its own bound on the delay")
+    assert line.endswith("takes no max_staleness")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +208,23 @@ def test_a_change_that_cannot_be_made(fedasync: Command, study: Path, change: st
 def test_a_report_of_what_does_not_exist(fedasync: Command, study: Path, report: str, said: str) -> None:
     text = TIMING + AXIS + 'key = "population.clients"\nvalues = [10, 20]\n'
     assert said in refused(fedasync, study, changed(text, ("figures = []", report)))
+
+
+def test_a_baseline_on_strategies_that_stand_on_an_axis_of_another_name(fedasync: Command, study: Path) -> None:
+    """Series are the strategies' names then, which is told before any run, as is where the label stands."""
+    axis = """
+[[axis]]
+name = "s"
+points = [{ label = "A", strategy = { name = "fedavg", cohort = 4 } }, { label = "B" }]
+"""
+    text = changed(TIMING, ("figures = []", 'figures = []\nbaseline = "A"')) + axis
+    line = refused(fedasync, study, text)
+    assert line == (
+        "fedasync: s.toml: report.baseline: no label 'A' on axis 'strategy'; there are: 'fedavg', 'fedbuff'; "
+        "report.series = 's', which has it, would do"
+    )
+    study.write_text(changed(text, ('baseline = "A"', 'baseline = "fedavg"')))
+    assert fedasync("sim", "s.toml").status == 0
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,24 @@ def test_a_rule_that_cannot_be_followed_is_refused(
     assert said in end.complaint
 
 
+def test_a_metric_that_no_run_has_is_one_line(fedasync: Command, study: Path) -> None:
+    learning = changed(LEARNING, ("updates = 40", "time_s = 50"))
+    text = adaptive(0.5, text=learning, quantity="final")
+    study.write_text(changed(text, ("figures = []", 'figures = []\nmetric = "los"')))
+    end = fedasync("sim", "s.toml")
+    assert end.status == 2
+    assert end.complaint.startswith("fedasync: results/s: report.metric: no metric 'los' in these runs; there are: ")
+
+
+def test_a_baseline_that_is_no_series_is_refused_before_any_run(fedasync: Command, study: Path) -> None:
+    study.write_text(changed(adaptive(0.5), ('name = "strategy"', 'name = "s"')))
+    end = fedasync("sim", "s.toml")
+    assert (end.status, end.out) == (2, "")
+    assert "s.toml: report.baseline: no label 'FedAvg' on axis 'strategy'; there are: 'fedavg', " in end.complaint
+    assert "report.series = 's', which has it, would do" in end.complaint
+    assert not S.exists()
+
+
 def test_a_number_on_the_command_line_is_a_fixed_number(fedasync: Command, study: Path) -> None:
     study.write_text(adaptive(100.0))
     end = fedasync("sim", "s.toml", "--seeds", "2")

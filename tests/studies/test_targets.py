@@ -101,7 +101,7 @@ values = [5.0, 10.0]
     claims = pl.read_csv(S / "claims.csv")
     assert claims["published"].to_list() == ["FedBuff 2.00× FedAvg (modest)"] * 2 + ["FedBuff 6.00× FedAvg (bold)"] * 2
     assert claims["tail"].cast(pl.Float64).to_list() == [5.0, 10.0] * 2
-    assert claims["verdict"].to_list() == ["reached"] * 2 + ["not reached"] * 2
+    assert [verdict.split(";")[0] for verdict in claims["verdict"]] == ["reached"] * 2 + ["not reached"] * 2
     measured = claims["measured"].str.strip_suffix("×").cast(pl.Float64)
     assert measured.to_numpy() == pytest.approx(4.0, abs=0.2)
     assert claims["ceiling"].str.strip_suffix("×").cast(pl.Float64).to_list() == [1.0] * 4

@@ -49,6 +49,14 @@ def test_a_workload_that_raises_ends_its_run_and_no_other(
     assert pl.read_csv("results/s/table.csv")["state"].to_list() == ["sound"]
 
 
+def test_a_workload_that_quits_when_it_is_made_ends_its_run_in_one_line(fedasync: Command, study: Path) -> None:
+    study.write_text(changed(LEARNING, ('kind = "quadratic"\nclients = 8', 'kind = "quitter.quit_at_once"')))
+    Path("quitter.py").write_text("import sys\n\n\ndef quit_at_once():\n    sys.exit(3)\n")
+    end = fedasync("sim", "s.toml")
+    assert end.status == 1
+    assert re.fullmatch(r"fedasync: run seed0_\w+: the workload raised SystemExit: 3 \(traceback: .+\)", end.complaint)
+
+
 def test_a_run_that_works_after_all_takes_its_old_traceback_away(fedasync: Command, study: Path) -> None:
     study.write_text(changed(LEARNING, ('kind = "quadratic"', 'kind = "faulty.Faulty"')))
     fault = "import os\nfrom fedasync.workloads import Quadratic\nclass Faulty(Quadratic):\n"
@@ -179,3 +187,17 @@ def test_a_run_that_made_no_version_says_so_and_ends_with_status_1(fedasync: Com
     assert end.status == 1
     assert "no version was made in 50 s" in end.err
     assert "a smaller buffer or more time would do" in end.err
+
+
+def test_a_run_without_a_version_says_what_would_help(fedasync: Command, study: Path) -> None:
+    late = changed(LEARNING, ("updates = 40", "time_s = 50"))
+    fedbuff = 'name = "fedbuff"\nconcurrency = 4\nbuffer_size = 2'
+    study.write_text(changed(late, (fedbuff, 'name = "fedfix"\nconcurrency = 4\ninterval_s = 60.0')))
+    end = fedasync("sim", "s.toml")
+    assert end.status == 1
+    assert end.complaint.endswith("; an interval_s shorter than 60 or more time would do")
+    nobody = f'availability = {{ kind = "intervals", intervals = {[[[60, 70]]] * 8} }}\n\n[strategy]'
+    study.write_text(changed(late, ("[strategy]", nobody)))
+    end = fedasync("sim", "s.toml")
+    assert end.status == 1
+    assert end.complaint.endswith(": no version was made in 50 s: nobody was ever online")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from fedasync.core import AdaptiveTimeout
 from fedasync.runs.measures import lease_table
 from fedasync.simulation import Constant, Exponential, Population, Values
 from fedasync.simulation.population import Clients
@@ -91,6 +93,24 @@ def test_flower_1172_no_round_outlasts_its_deadline_and_a_straggler_is_tried_aga
     assert min(late.count(worker) for worker in (5, 9)) > 2
     assert set(late) == {5, 9}
     assert not {5, 9} & {worker for (worker,) in rows(run, "consumed", "worker")}
+
+
+def test_hivemind_676_a_deadline_follows_what_has_arrived() -> None:
+    """A constant deadline is wrong when all slow down: the median of recent work and its deviation are not."""
+    recent = [10.0, 11.0, 9.0, 10.0, 12.0, 10.0, 9.0, 11.0, 10.0, 10.0]
+    rule = AdaptiveTimeout(first_s=60.0, factor=3.0, memory=10, at_least=10, margin=1.0)
+    assert rule.seconds(deque(recent)) == 10.0 + 3 * 0.5
+    assert rule.seconds(deque(3 * t for t in recent)) == 3 * (10.0 + 3 * 0.5), "all slow down alike"
+    assert rule.seconds(deque(recent[:-1])) == 60.0, "too little was seen"
+    # Nine clients of about 1 s and one of 20 s: once that is known, a round does not wait for it.
+    times = constant_times(*(1.0 + 0.01 * i for i in range(9)), 20.0)
+    timeout = AdaptiveTimeout(first_s=60.0, at_least=10)
+    run = simulate(fedavg(cohort=8, lease_timeout_s=timeout), times, seed=2, versions=30)
+    ends = [0.0, *(t for (t,) in rows(run, "committed", "time_s"))]
+    lasted = [later - sooner for sooner, later in pairwise(ends)]
+    assert max(lasted[5:]) < 2.0
+    fixed = simulate(fedavg(cohort=8), times, seed=2, versions=30)
+    assert fixed.summary["time_s"] > 5 * run.summary["time_s"]
 
 
 def test_openfl_441_a_cut_off_time_keeps_those_who_made_it() -> None:
