@@ -10,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.simulation.closed_forms import expected_order_statistic
-from fedasync.simulation.population import Clients, Direction
+from fedasync.simulation.population import Clients, Direction, Population
 
 EVERYBODY = "all clients"
 MOST_LEASES, MOST_CLIENTS, MOST_POINTS, MOMENTS = 4000, 1000, 1500, 193
 """What is looked at of each tier and seed: leases; clients for the share online; points of a scatter; and when."""
+
+LONGEST_S = 1e100
+SHOWN_TURNS = 1_000
+"""How often clients come and go in what is shown, at most."""
 
 Floats = NDArray[np.float64]
 
@@ -73,6 +77,8 @@ def look(title: str, by_seed: Mapping[int, Clients], horizon_s: float) -> World:
         own = {seed: members[seed][place] for seed in by_seed}
         down, up = (_rates(by_seed, own, direction) for direction in get_args(Direction))
         durations = [_durations(clients, own[seed]) for seed, clients in by_seed.items()]
+        for clients, drawn in zip(by_seed.values(), durations, strict=True):
+            _check_lengths(clients, drawn)
         count = len(next(iter(own.values())))
         tiers.append(
             Tier(name, count, count / first.count, np.sort(np.concatenate(durations)), down, up, online[place])
@@ -97,6 +103,17 @@ def look(title: str, by_seed: Mapping[int, Clients], horizon_s: float) -> World:
         links,
         {n: _ceiling(first, tiers, n) for n in (10, 100)},
     )
+
+
+def _check_lengths(clients: Clients, durations_s: Floats) -> None:
+    longest_s = float(durations_s.max())
+    if not longest_s < LONGEST_S:
+        parts = clients.largest()
+        key = max(parts, key=parts.__getitem__)
+        raise ValueError(
+            f"{key}: a lease of {longest_s:.3g} s was drawn ({key} is up to {parts[key]:.3g}); less than "
+            f"{LONGEST_S:g} s can be shown"
+        )
 
 
 def _members(clients: Clients, tiers: int) -> list[NDArray[np.int64]]:
@@ -175,6 +192,10 @@ def times(ratio: float) -> str:
     return f"{ratio:#.3g}".removesuffix(".") + "×"
 
 
-def horizon_s(run_s: float | None) -> float:
-    """How long to watch clients come and go: as long as the run, or two days."""
-    return 2 * 86400.0 if run_s is None else run_s
+def horizon_s(run_s: float | None, population: Population | None = None) -> float:
+    """How long to watch clients come and go: as long as the run, or two days; ``SHOWN_TURNS`` turns at most."""
+    wanted_s = 2 * 86400.0 if run_s is None else run_s
+    if population is None:
+        return wanted_s
+    turns_s = [law.turn_s(wanted_s) for law in (population.availability, population.outages) if law is not None]
+    return min([wanted_s, *(SHOWN_TURNS * turn_s for turn_s in turns_s)])

@@ -198,9 +198,12 @@ def _share_axis(ax: Axes, label: str) -> None:
     ax.grid(color="#EEEEEE", lw=0.7)
 
 
+SHORTEST_S = 1e-100
+
+
 def _around(values: Floats) -> tuple[float, float]:
     """Limits of a logarithmic axis that shows all positive values."""
-    positive = values[(values > 0) & np.isfinite(values)]
+    positive = values[(values > SHORTEST_S) & np.isfinite(values)]
     if not len(positive):
         return 0.1, 10.0
     low, high = float(positive.min()), float(positive.max())
@@ -224,6 +227,8 @@ TIMES_S = {
 
 
 def _seconds_axis(ax: Axes, values: Floats) -> None:
+    if not (values > SHORTEST_S).any():
+        return  # nothing that a logarithmic axis could show
     ax.set_xscale("log")
     # What one lease in a thousand undercuts would stretch the axis for nothing.
     low, high = _around(values[values >= np.quantile(values, 0.001)])

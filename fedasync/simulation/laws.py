@@ -242,10 +242,10 @@ class Lognormal:
     def __post_init__(self) -> None:
         _check("lognormal", "mean", self.mean)
         _check("lognormal", "sigma", self.sigma, or_equal=True)
-        # The largest uniform number, 1 − 2⁻⁵³, lies 8.2 sd above the middle; the mean lies sigma/2 above it.
-        if self.sigma > 16:
+        # The largest uniform number, 1 − 2⁻⁵³, lies 8.2 sd above the middle: of sigma 50 it gives e^−840 of the mean.
+        if self.sigma > 50:
             raise ValueError(
-                f"lognormal: sigma must be ≤ 16, got {self.sigma}: beyond, no draw in double precision reaches the mean"
+                f"lognormal: sigma must be ≤ 50, got {self.sigma}: beyond, every draw is 0 in double precision"
             )
 
     def quantile(self, u: float) -> float:
@@ -271,7 +271,7 @@ class Pareto:
 
     def quantile(self, u: float) -> float:
         if self.cap is not None and -log(1.0 - u) > 700.0 * self.alpha:  # beyond what a float can hold
-            return self.cap if self.minimum > self.cap / 1e300 else min(self.cap, self.minimum * exp(700.0))
+            return min(self.cap, self.minimum * exp(700.0))
         value: float = self.minimum * (1.0 - u) ** (-1.0 / self.alpha)
         return value if self.cap is None else min(value, self.cap)
 

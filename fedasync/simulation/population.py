@@ -308,13 +308,16 @@ class Clients:
     def largest(self) -> dict[str, float]:
         """The largest number that each key gives to the time of a lease: seconds, or slowness as a factor."""
         laws = [max(law.values) if isinstance(law, Values) else law.quantile(1 - 2.0**-53) for law in self._durations]
-        own_s = self._own_transfer_s or [0.0]
+        size, (down_s, up_s) = self.model_bytes or 0, self._transfers()
+        served = ("server_downlink_bytes_per_second", "server_uplink_bytes_per_second")
         return {
             "slowness": max(self.slowness),
             "duration_s": max(laws),
             "seconds_per_sample": max(map(mul, self._per_sample, self.samples)),
             "capacity": max(self._compute_s or [0.0]),
-            "bytes_per_second": max(max(own_s), max(map(self.alone_s, range(self.count)))),
+            "downlink_bytes_per_second": max(down_s, default=0.0),
+            "uplink_bytes_per_second": max(up_s, default=0.0),
+            **{name: size / (getattr(self.population, name) or inf) for name in served},
         }
 
     def typical_s(self) -> NDArray[np.float64]:
@@ -339,9 +342,9 @@ class Clients:
         typical_s = self.typical_s()
         if typical_s.min() == typical_s.max():
             raise ValueError(
-                f"slowness_samples_correlation = {population.slowness_samples_correlation:g} needs clients of different "
-                f"speed, and all take {typical_s[0]:g} s: a law of slowness or seconds_per_sample that is not constant, "
-                "tiers, or capacity would do"
+                f"slowness_samples_correlation = {population.slowness_samples_correlation:g} needs clients of "
+                f"different speed, and all take {typical_s[0]:g} s: a law of slowness or seconds_per_sample that is "
+                "not constant, tiers, or capacity would do"
             )
         dealt = correlated(typical_s, self.samples, population.slowness_samples_correlation, self._seed)
         self._device_of = array("q", dealt.tobytes())

@@ -18,7 +18,7 @@ from fedasync.report.world import EVERYBODY, Tier, World, horizon_s, look, times
 from fedasync.report.world_figures import figures
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients
-from fedasync.simulation.refusals import realise
+from fedasync.simulation.refusals import check_turns, instant_refusal, realise
 from fedasync.studies.build import build_world
 from fedasync.studies.command import find
 from fedasync.studies.errors import StudyError
@@ -46,7 +46,14 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
         by_seed = {seed: _realised({**base, "seed": seed}, str(path)) for seed in chosen}
     except StudyError as error:
         raise StudyError(f"{error}{_of_axes(base, varied)}") from error
-    world = look(study.header.title, by_seed, horizon_s(_run_s(base, str(path))))
+    run_s = _run_s(base, str(path))
+    first = next(iter(by_seed.values()))
+    try:
+        _check_that_time_passes(first, base.get("run", {}))
+        check_turns(first, run_s)
+        world = look(study.header.title, by_seed, horizon_s(run_s, first.population))
+    except ValueError as error:
+        raise StudyError(f"{path}: population: {error}") from error
     folder = out or Path("results") / study.name / "world"
     written = [
         path
@@ -74,6 +81,13 @@ def _realised(config: dict[str, object], where: str) -> Clients:
         raise
     except (ValueError, WorkloadError) as error:
         raise StudyError(f"{where}: population: {error}") from error
+
+
+def _check_that_time_passes(clients: Clients, run: Mapping[str, Any]) -> None:
+    """Refuse what a run is refused for whatever its strategy: nobody's work takes time, and only time ends it."""
+    instant = clients.instant
+    if len(instant) == clients.count and "time_s" in run and not run.keys() & {"updates", "versions", "server_step_s"}:
+        raise ValueError(instant_refusal(instant[0]))
 
 
 def _run_s(base: Mapping[str, Any], where: str) -> float | None:

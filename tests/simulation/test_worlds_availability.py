@@ -22,9 +22,10 @@ from fedasync.simulation.availability import (
     OnOff,
     Presence,
 )
-from fedasync.simulation.laws import Constant, Exponential, Uniform, Values
+from fedasync.simulation.laws import Constant, Exponential, Lognormal, Pareto, Uniform, Values
 from fedasync.simulation.outages import Cycle, InRegions, OutagesOnOff, OutageTimes, never_meet
 from fedasync.simulation.population import Clients, Population
+from fedasync.simulation.refusals import check_turns
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import fedasync
 
@@ -457,3 +458,51 @@ def test_a_classification_says_its_clients_labels() -> None:
     workload = Classification(features, labels, features, labels, parts, module=lambda: None)
     assert workload.client_labels() == [[3], [0, 1], [2]]
     assert ByLabels(0.2, 1.0).shares(workload.client_labels()) == pytest.approx([1.0, 0.2, 0.2 + 0.8 * 2 / 3])
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        {"availability": Daily(turnover_s=1e-300)},
+        {"availability": Daily(turnover_s=1e-7)},
+        {"availability": OnOff(Constant(1e-7), Constant(1e-7))},
+        {"availability": OnOff(Lognormal(1.0, 16.0), Lognormal(1.0, 16.0))},
+        {"availability": ByLabels(0.1, 1e-7)},
+        {"availability": Intervals((((0.0, 5e-8),),) * 3, cycle_s=1e-7)},
+        {"outages": OutagesOnOff(2, Constant(1e-7), Constant(1e-7))},
+        {"outages": OutageTimes((((0.0, 5e-8),),), cycle_s=1e-7)},
+    ],
+)
+def test_turns_too_short_for_the_run_are_refused(world: dict[str, Any]) -> None:
+    clients = Clients(Population(3, Constant(1.0), **world), 0, labels=[[0], [1], [2]])
+    with pytest.raises(ValueError, match=r"coming and going takes .* s on average, too little for time_s = 10"):
+        check_turns(clients, 10.0)
+    with pytest.raises(ValueError, match="too little for a lease of 1 s: at most 1,000,000 turns"):
+        check_turns(clients, None)
+    check_turns(Clients(Population(3, Constant(1.0), availability=Daily()), 0), 1e6)
+
+
+def test_recorded_turns_too_short_for_the_run_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("client,active_s,inactive_s,finish_time_s\n0,0,1e-9,2e-9\n")
+    clients = Clients(Population(2, Constant(1.0), availability=AvailabilityFile(str(file))), 0)
+    with pytest.raises(ValueError, match="takes 2e-09 s on average"):
+        check_turns(clients, 10.0)
+
+
+def test_more_regions_than_clients_are_refused() -> None:
+    with pytest.raises(ValueError, match="1,000,000,000 regions for 8 clients"):
+        Clients(Population(8, Constant(1.0), outages=OutagesOnOff(1_000_000_000)), 0)
+
+
+def test_three_numbers_are_no_interval() -> None:
+    with pytest.raises(ValueError, match=r"intervals: client 1: got \[0.0, 1.0, 2.0\]; a pair"):
+        Intervals(((), ((0.0, 1.0, 2.0),)))
+    with pytest.raises(ValueError, match=r"outages: region 0: got \[1.0\]; a pair"):
+        OutageTimes((((1.0,),),))
+
+
+def test_draws_beyond_what_floats_hold() -> None:
+    assert Pareto(1.0, 0.001, 10.0).quantile(0.99) == 10.0
+    with pytest.raises(ValueError, match="sigma must be ≤ 50, got 100"):
+        Lognormal(1.0, 100.0)

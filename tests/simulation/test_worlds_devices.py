@@ -304,7 +304,7 @@ def test_recorded_devices_are_dealt_by_data_as_others_are(capacity: Path) -> Non
         ({"tiers": (Tier("a", 1.0),), "tier_preset": "flash_reddit"}, "give either tiers or tier_preset"),
         ({"tier_preset": "flash"}, "tier_preset must be 'flash_femnist' or"),
         ({"slowness_samples_correlation": 1.5}, "slowness_samples_correlation must be a finite number ≥ -1 and ≤ 1"),
-        ({"slowness_samples_correlation": 0.5}, "needs clients of different speed"),
+        ({"slowness_samples_correlation": 0.5}, "correlation = 0.5 needs clients of different speed, and all take"),
         (
             {"slowness_samples_correlation": 0.5, "slowness": Uniform(1, 2)},
             "needs clients with different numbers of samples",

@@ -236,3 +236,47 @@ def test_what_the_page_shows_in_passing_can_be_read(fedasync: Command, study: Pa
     study.write_text(f"{HEAD}[population]\n{clients or 'clients = 20'}\n{duration}{key}\n{TAIL}")
     done = fedasync("world", "s.toml", "--seeds", "1")
     assert (done.status, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("population.slowness={kind='constant', value=1e308}", "slowness: a lease of inf s was drawn"),
+        (
+            "population.duration_s={kind='trace', name='pai_job4', scale=1e308}",
+            "duration_s: a lease of inf s was drawn",
+        ),
+        ("population.availability={kind='daily', turnover_s=1e-300}", "availability: coming and going takes 4e-300 s"),
+    ],
+)
+def test_times_that_no_figure_can_show_are_refused_in_one_line(
+    fedasync: Command, study: Path, change: str, told: str
+) -> None:
+    study.write_text(TIMING)
+    done = fedasync("world", "s.toml", "--set", change)
+    assert done.status == 2
+    assert told in done.complaint
+
+
+STILL = """
+[study]
+title = "t"
+seeds = 1
+[run]
+{}
+[population]
+clients = 8
+duration_s = {{ kind = "constant", value = {} }}
+"""
+
+
+def test_work_that_takes_no_time_is_refused_as_a_run_would(fedasync: Command, study: Path) -> None:
+    study.write_text(STILL.format("time_s = 10.0", 0.0))
+    assert "the work of client 0 takes 0 s, so time_s may never be reached" in fedasync("world", "s.toml").complaint
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["0.0", "5e-324", "1e-300"])
+def test_work_of_no_time_is_drawn_without_warnings(fedasync: Command, study: Path, value: str) -> None:
+    study.write_text(STILL.format("updates = 10", value))
+    assert fedasync("world", "s.toml").status == 0
