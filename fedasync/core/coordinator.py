@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from math import inf, isfinite
 from typing import Any
 
-from fedasync.core.admission import Cohort, Groups
+from fedasync.core.admission import Cohort, Concurrency, Groups
 from fedasync.core.compass import Compass
 from fedasync.core.events import (
     Accepted,
@@ -90,6 +90,9 @@ class Coordinator:
         grouping = isinstance(strategy.admission, (Tiers, Compass))
         self.groups: Groups | None = strategy.admission.groups(profile) if grouping else None  # type: ignore[union-attr]
         self._waiting = Waiting(strategy)
+        waits = isinstance(strategy.admission, Concurrency) and strategy.admission.redispatch == "next_version"
+        self._chooses = waits or self._cohort is not None or self.groups is not None
+        """Some workers may have to wait while others start."""
         self._most_stale = inf if strategy.max_staleness is None else strategy.max_staleness
         self._next_lease = 0
         self._leases: dict[int, Lease] = {}
@@ -121,7 +124,13 @@ class Coordinator:
 
     def may_start(self, worker: int) -> bool:
         """Whether this worker gets a lease if it asks now."""
-        return self.admits and not self._has_to_wait(worker)
+        return self.admits and not self.has_to_wait(worker)
+
+    def has_to_wait(self, worker: int) -> bool:
+        """The worker gets no lease before a step, though others may."""
+        if worker in self._in_round:
+            return True
+        return worker in self._waiting.workers or (self.groups is not None and not self.groups.may_start(worker))
 
     def is_in_flight(self, lease_id: int) -> bool:
         """Somebody still waits for this lease's result."""
@@ -134,7 +143,7 @@ class Coordinator:
         if not now >= self.now:
             self._at(now)
         self.now = now
-        if self._admission.slots(self) <= 0 or self._has_to_wait(worker):
+        if self._admission.slots(self) <= 0 or (self._chooses and self.has_to_wait(worker)):
             return None
         if self._waiting.has_times:
             if not self._leases and not self._waiting.arrivals:
@@ -185,7 +194,8 @@ class Coordinator:
             events = [_ACCEPTED]
             if self.groups is not None:
                 self.groups.ended(lease, now, accepted=True)
-        if self.step is None and len(self._waiting.arrivals) >= self._waiting.needed:
+        waiting = self._waiting
+        if self.step is None and len(waiting.arrivals) >= waiting.needed:
             self._advance(now, events)
         return events
 
@@ -372,12 +382,6 @@ class Coordinator:
         code = self.log.code("the lease had ended")
         self._record((now, IGNORED, lease_id, NONE, NONE, self.version, NONE, code))
         return None
-
-    def _has_to_wait(self, worker: int) -> bool:
-        """The worker gets no lease before a step, though others may."""
-        if worker in self._in_round:
-            return True
-        return worker in self._waiting.workers or (self.groups is not None and not self.groups.may_start(worker))
 
     @property
     def _round_target(self) -> int:

@@ -253,7 +253,7 @@ class FederatedSimulation:
     def _take_one_who_may(self, now: float) -> int | None:
         """An idle client that is online and need not wait (its group lacks somebody, it has not delivered), or None."""
         aside = []
-        while (client := self._idle.take(now)) is not None and not self.coordinator.may_start(client):
+        while (client := self._idle.take(now)) is not None and self.coordinator.has_to_wait(client):
             aside.append(client)
         for other in aside:
             self._idle.free(other)
@@ -304,7 +304,12 @@ class FederatedSimulation:
             self._fruitless = 0
         else:
             self._handle(events)
-        self._after_change()
+        if self._timed:
+            self._set_timer()
+        if self._gated:
+            self._dispatch_due = True
+        else:
+            self._dispatch()
 
     def _defect(self, learner: Learner, lease_id: int, client: int) -> str | None:
         """What is wrong with the result that is delivered now; it is the server's from here on."""

@@ -79,7 +79,7 @@ def test_the_model_rests_where_theory_says(name: str) -> None:
         ("fedbuff", {"staleness": Polynomial(0.5)}),
         ("fedasync", {"proximal_mu": 0.1}),
         ("fedfa", {"concurrency": N - 1}),
-        ("mifa", {"concurrency": N - 1}),
+        ("mifa", {"concurrency": N - 1, "wait_for_all": False}),
     ],
     ids=["weights by staleness", "proximal", "one waits", "one waits, remembered"],
 )
