@@ -2,8 +2,8 @@
 
 As in Bonawitz et al. (2017), "Practical Secure Aggregation": clients round what they send to fixed point and add, for
 every other client of the buffer, a mask that the two share, one of them with the opposite sign; sums are modulo 2^64.
-It is the arithmetic alone, for studies of what rounding costs: keys, drop-outs and the exchange of messages are not
-simulated.
+It is the arithmetic alone, for studies of what rounding costs: masks come from places in the buffer, the same at every
+step, and not from keys; drop-outs and the exchange of messages are not simulated. It hides nothing from anybody.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ Images: TypeAlias = tuple[Samples, Samples, tuple[int, int, int]]
 """Training images, test images, and their shape (channels, height, width)."""
 
 
-class ImageClassification(Classification):
+class ImageClassification(Classification, ABC):
     """The images that a subclass reads (from ``path``): those for training dealt to clients, those for tests kept.
 
     A subclass says its ``kind`` in a study, how many clients there are when nothing else is said, and how to read.
@@ -66,6 +67,6 @@ class ImageClassification(Classification):
         )
 
     @staticmethod
+    @abstractmethod
     def read(path: str | None) -> Images:
         """The images of the folder ``path``, or those to be had without one."""
-        raise NotImplementedError
