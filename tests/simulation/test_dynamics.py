@@ -101,7 +101,7 @@ def test_delayed_steps_follow_the_delay_recursion(tau: int) -> None:
 @pytest.mark.parametrize(
     ("tau", "bound"), [(0, 2.0), (1, 1.0), (2, 0.61803), (5, 0.28463), (10, 0.14946), (20, 0.07661)]
 )
-def test_a_delay_of_tau_is_stable_up_to_2_cos_of_pi_tau_over_4_tau_plus_2(tau: int, bound: float) -> None:
+def test_a_delay_of_tau_is_stable_up_to_2_cos_of_pi_tau_over_2_tau_plus_1(tau: int, bound: float) -> None:
     """Two per cent below the bound the oscillation dies away, two per cent above it grows."""
     exact = 2 * cos(tau * pi / (2 * tau + 1))
     assert exact == pytest.approx(bound, abs=5e-6)
