@@ -13,7 +13,7 @@ from typing import Literal
 from fedasync.core.bounds import check_choice, check_integer, check_real
 from fedasync.core.events import Arrival
 
-Order = Literal["arrival", "oldest_first"]
+Order = Literal["arrival", "oldest_first", "freshest_first", "dispatch"]
 WarmUp = Literal["wait_until_full", "average_what_is_there"]
 
 
@@ -32,8 +32,10 @@ class Barrier:
 class Tumbling:
     """Exactly ``size`` contributions a step, each used once; what arrives beyond them waits for the next step.
 
-    size = 1 is "each arrival". ``order`` chooses among more than ``size`` waiting ones: by arrival, or those with
-    the oldest base version first.
+    size = 1 is "each arrival". ``order`` chooses among more than ``size`` waiting ones: by ``arrival``; those with the
+    oldest base version first (``oldest_first``: the earlier lease of two); or with the newest (``freshest_first``: the
+    later lease of two), which leaves old ones behind. ``dispatch`` chooses none: a step takes exactly the leases that
+    were given out first of all that have not failed, so it waits for the slowest of them whatever else has arrived.
     """
 
     size: int

@@ -6,6 +6,7 @@ It knows no clock, no thread, no socket and no array. Time comes in as an argume
     events = coordinator.deliver(lease.id, now)        # Accepted | Rejected, maybe StepReady and Cancelled
     events = coordinator.fail(lease.id, reason, now)   # the slot is given back
     events = coordinator.commit(now)                   # the step is done: Published, maybe the next StepReady
+    events = coordinator.commit(now, measured)         # … where ``coordinator.asks`` names measures
     t      = coordinator.next_timer()
     events = coordinator.on_timer(now)
 
@@ -15,7 +16,7 @@ The arrays of a contribution stay with the runtime, under the lease's number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf, isfinite
 from typing import Any
@@ -48,7 +49,9 @@ from fedasync.core.log import (
     REJECTED,
     EventLog,
 )
+from fedasync.core.publication import NOTHING, EveryVersion, State
 from fedasync.core.strategy import Strategy
+from fedasync.core.tally import tally_of
 from fedasync.core.tiers import Tiers
 from fedasync.core.timeouts import AdaptiveTimeout
 from fedasync.core.waiting import Waiting, arrival_of, plain
@@ -79,6 +82,13 @@ class Coordinator:
         self._record = self.log.append
         self._admission = strategy.admission
         self._publication = strategy.publication
+        self._every_version = isinstance(strategy.publication, EveryVersion)
+        self.publications = 0
+        """Versions that were published, version 0 apart."""
+        self.checks = 0
+        """Measures that were taken for publication."""
+        self._remembered: dict[str, float] = {}
+        """Measures at the last publication, those that the rule compares with."""
         self._cohort = strategy.admission if isinstance(strategy.admission, Cohort) else None
         timeout = strategy.lease_timeout_s
         self._adaptive = timeout if isinstance(timeout, AdaptiveTimeout) else None
@@ -89,13 +99,14 @@ class Coordinator:
         """Workers that have started in this round: once each."""
         grouping = isinstance(strategy.admission, (Tiers, Compass))
         self.groups: Groups | None = strategy.admission.groups(profile) if grouping else None  # type: ignore[union-attr]
-        self._waiting = Waiting(strategy)
+        self._leases: dict[int, Lease] = {}
+        self._tally = tally_of(strategy)
+        self._waiting = Waiting(strategy, self._leases, None if self._tally is None else self._tally.bases)
         waits = isinstance(strategy.admission, Concurrency) and strategy.admission.redispatch == "next_version"
         self._chooses = waits or self._cohort is not None or self.groups is not None
         """Some workers may have to wait while others start."""
         self._most_stale = inf if strategy.max_staleness is None else strategy.max_staleness
         self._next_lease = 0
-        self._leases: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int]] = []
 
     @property
@@ -106,6 +117,11 @@ class Coordinator:
     def waiting(self) -> int:
         """Accepted contributions that no step has taken yet."""
         return len(self._waiting.arrivals)
+
+    @property
+    def samples_in_flight(self) -> int:
+        """Samples of the leases in flight that have not ended, where admission counts them (0 elsewhere)."""
+        return 0 if self._tally is None else self._tally.samples_in_flight
 
     @property
     def slots(self) -> int:
@@ -136,10 +152,21 @@ class Coordinator:
         """Somebody still waits for this lease's result."""
         return lease_id in self._leases
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """Measures that the publication wants before the next commit."""
+        return NOTHING if self._every_version else self._publication.asks(self._after_commit)
+
     # -- what a runtime tells ----------------------------------------------------------------------------------
 
-    def request(self, worker: int, now: float) -> Lease | None:
-        """A worker asks for work: a lease on the published version, or None when admission says "not now"."""
+    def request(self, worker: int, now: float, samples: int | None = None) -> Lease | None:
+        """A worker asks for work: a lease on the published version, or None when admission says "not now".
+
+        ``samples`` is how many the lease has where admission counts them; None is as many as it says.
+        """
+        tally = self._tally
+        if tally is not None:
+            samples = tally.checked(samples)
         if not now >= self.now:
             self._at(now)
         self.now = now
@@ -160,6 +187,8 @@ class Coordinator:
         self._next_lease = lease_id + 1
         self.round_started += 1
         self._leases[lease_id] = lease
+        if tally is not None:
+            tally.admitted(lease, samples or 0)
         if deadline_s is not None:
             heappush(self._deadlines, (deadline_s, lease_id))
         ledger.admitted += 1
@@ -199,6 +228,17 @@ class Coordinator:
             self._advance(now, events)
         return events
 
+    def sample_done(self, lease_id: int) -> None:
+        """One of a lease's samples has ended, and its slot is free; the lease itself stays in flight until delivered.
+
+        Counts where admission counts samples, and while the lease is in flight. Raises ValueError for a lease that was
+        never given out, and when all of its samples have ended before.
+        """
+        if not 0 <= lease_id < self._next_lease:
+            raise ValueError(f"lease {lease_id} was never given out (the next one is {self._next_lease})")
+        if self._tally is not None and lease_id in self._leases:
+            self._tally.sample_done(lease_id)
+
     def fail(self, lease_id: int, reason: str, now: float) -> list[Event]:
         """The lease will bring no result: lost, crashed, withdrawn."""
         lease = self._end(lease_id, now)
@@ -209,11 +249,16 @@ class Coordinator:
             self._advance(now, events)
         return events
 
-    def commit(self, now: float) -> list[Event]:
-        """The outstanding step has been applied to the model: version + 1."""
+    def commit(self, now: float, measured: Mapping[str, float] | None = None) -> list[Event]:
+        """The outstanding step has been applied to the model: version + 1.
+
+        ``measured`` holds what ``asks`` names. Raises ValueError where something of that is missing or not finite; the
+        step stays outstanding then.
+        """
         step = self.step
         if step is None:
             raise ValueError(f"commit at version {self.version}: no step is outstanding")
+        due = self._every_version or self._is_due({} if measured is None else measured)
         self._at(now)
         self.step = None
         self.version += 1
@@ -228,9 +273,10 @@ class Coordinator:
         self.ledger.consumed += len(step.entering) + len(step.undrafted)
         record((now, COMMITTED, NONE, NONE, NONE, self.version, NONE, NONE))
         events: list[Event] = []
-        publication = self._publication
-        if publication.due(self.version, self.published):
+        if due:
+            publication = self._publication
             self.published = self.version
+            self.publications += 1
             record((now, PUBLISHED, NONE, NONE, NONE, self.version, NONE, NONE))
             events.append(Published(self.version, publication.in_flight))
             if publication.in_flight == "abort":
@@ -270,6 +316,8 @@ class Coordinator:
             lease = self._leases.pop(heappop(self._deadlines)[1], None)
             if lease is not None:
                 self.ledger.in_flight -= 1
+                if self._tally is not None:
+                    self._tally.ended(lease)
                 events.append(self._failed(lease, "timeout", now))
         self._waiting.ring(now)
         if self.step is None:
@@ -288,6 +336,8 @@ class Coordinator:
             parts.append(f"the server applies {len(self.step.entering)} contributions and must commit")
         elif missing:
             parts.append(f"the next step lacks {missing} contribution{'s' * (missing > 1)}, {self.waiting} wait")
+        elif (awaited := self._waiting.held_back(self.version)) is not None:
+            parts.append(f"{self.waiting} contributions wait, and the next step waits for {awaited}")
         parts.append(f"{self.in_flight} in flight" + (f" at workers {shown}" if workers else ", nobody works"))
         if self.admits:
             parts.append("a free slot waits for a worker to ask")
@@ -303,10 +353,14 @@ class Coordinator:
             "strategy": self.strategy.identity,
             "version": self.version,
             "published": self.published,
+            "publications": self.publications,
+            "checks": self.checks,
+            "remembered": dict(self._remembered),
             "round_started": self.round_started,
             "now": self.now if isfinite(self.now) else None,
             "next_lease": self._next_lease,
             "leases": [list(lease) for lease in self._leases.values()],
+            "samples": None if self._tally is None else self._tally.state(),
             "waiting": self._waiting.state(),
             "step": None
             if self.step is None
@@ -341,12 +395,16 @@ class Coordinator:
         self = cls(strategy, log, profile)
         self.version = state["version"]
         self.published = state["published"]
+        self.publications, self.checks = state["publications"], state["checks"]
+        self._remembered = dict(state["remembered"])
         self.round_started = state["round_started"]
         self.now = -float("inf") if state["now"] is None else state["now"]
         self.ledger = Ledger.from_dict(state["ledger"])
         self._next_lease = state["next_lease"]
-        self._leases = {fields[0]: Lease(*fields) for fields in state["leases"]}
+        self._leases.update((fields[0], Lease(*fields)) for fields in state["leases"])
         self._waiting.load(state["waiting"])
+        if self._tally is not None:
+            self._tally.load(self._leases.values(), state["samples"])
         if self.groups is not None:
             self.groups.load(state["groups"])
         self._in_round = set(state["in_round"])
@@ -367,6 +425,28 @@ class Coordinator:
             raise ValueError(f"time goes forward: now = {now}, after {self.now}")
         self.now = now
 
+    @property
+    def _after_commit(self) -> State:
+        return State(self.version + 1, self.published, self.publications, self._remembered)
+
+    def _is_due(self, measured: Mapping[str, float]) -> bool:
+        """Whether the version about to be made is published; what was measured for that is counted."""
+        rule, state = self._publication, self._after_commit
+        asked = rule.asks(state)
+        for name in sorted(asked):
+            if name not in measured or not isfinite(measured[name]):
+                got = f"got {name} = {measured[name]}" if name in measured else f"got {', '.join(measured) or 'none'}"
+                raise ValueError(
+                    f"commit of version {state.version}: publication {rule.kind!r} wants {', '.join(sorted(asked))}, "
+                    f"{got}; a finite number for each would do"
+                )
+        self.checks += len(asked)
+        if not (due := rule.due(state, measured)):
+            return False
+        for name in rule.references:
+            self._remembered[name] = float(measured[name])
+        return due
+
     def _end(self, lease_id: int, now: float) -> Lease | None:
         """Take a lease out of flight; None, with a row in the log, when it had ended before."""
         if not 0 <= lease_id < self._next_lease:
@@ -377,6 +457,8 @@ class Coordinator:
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self.ledger.in_flight -= 1
+            if self._tally is not None:
+                self._tally.ended(lease)
             return lease
         self.ledger.ignored += 1
         code = self.log.code("the lease had ended")
@@ -416,6 +498,8 @@ class Coordinator:
     def _cancel(self, lease: Lease, reason: str, now: float) -> Cancelled:
         del self._leases[lease.id]
         self.ledger.in_flight -= 1
+        if self._tally is not None:
+            self._tally.ended(lease)
         self.ledger.cancelled[reason] += 1
         self._ended(CANCELLED, lease, reason, now)
         if self.groups is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import floor, inf
 from typing import Any
 
@@ -16,10 +17,15 @@ from fedasync.core.strategy import Strategy
 class Waiting:
     """The state of a strategy's buffer: what waits, what a sliding window holds, when a step is due by the clock."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, leases: Mapping[int, Lease], bases: Mapping[int, int] | None) -> None:
+        """``leases`` are those in flight, the earliest first; ``bases`` counts them by base version, where asked."""
         buffer = strategy.buffer
-        self.arrivals: deque[Arrival] = deque()
-        """In order of delivery."""
+        self._leases, self._bases = leases, bases
+        self._by_lease = isinstance(buffer, Tumbling) and buffer.order != "arrival"
+        """Who is taken depends on the lease's number: earlier leases have older bases, or the same."""
+        self.arrivals: deque[Arrival] | list[Arrival] = [] if self._by_lease else deque()
+        """In order of delivery, or of the leases' numbers where those decide."""
+        self._bound = strategy.max_staleness if strategy.at_bound == "wait" else None
         self.needed = 1 if isinstance(buffer, Quota) else buffer.missing(0, 0, 0)
         """Contributions without which no step can begin (0 for a round, which failures may shorten)."""
         self.workers: set[int] = set()
@@ -40,7 +46,10 @@ class Waiting:
         """Steps may be due by the clock."""
 
     def add(self, arrival: Arrival) -> None:
-        self.arrivals.append(arrival)
+        if self._by_lease:
+            insort(self.arrivals, arrival)  # a lease number comes first in the tuple
+        else:
+            self.arrivals.append(arrival)
         if self._holds_workers:
             self.workers.add(arrival.lease.worker)
 
@@ -52,28 +61,61 @@ class Waiting:
         self, version: int, now: float, *, round_over: bool, nobody_works: bool, groups: Groups | None
     ) -> Step | None:
         """The step that starts from ``version``, if what it needs is there: its contributions wait no more."""
-        buffer, waiting = self._buffer, self.arrivals
+        buffer = self._buffer
         if isinstance(buffer, Quota):
             return self._drafted_step(buffer, version, now, nobody_works or self._tick_due)
         if isinstance(buffer, Grouped):
             return self._group_step(version, now, groups)
         due, self._tick_due = round_over or self._tick_due, False
-        taken = buffer.take(len(waiting), len(self._window), due)
-        if not taken:
+        taken = buffer.take(len(self.arrivals), len(self._window), due)
+        if not taken or (self._by_lease and self.held_back(version) is not None):
             return None
-        if isinstance(buffer, Tumbling) and buffer.order == "oldest_first":
-            self.arrivals = waiting = deque(sorted(waiting, key=_age))
-        if taken == len(waiting):
-            entering = tuple(waiting)
-            waiting.clear()
+        if taken == len(self.arrivals) and not self._by_lease:
+            entering = tuple(self.arrivals)
+            self.arrivals.clear()
         else:
-            entering = tuple(waiting.popleft() for _ in range(taken))
+            entering = self._taken(taken)
         self._note_workers()
         if not isinstance(buffer, Sliding):
             return Step(version, entering, time_s=now)
         inside = (*self._window, *(arrival.lease.id for arrival in entering))
         cut = max(0, len(inside) - buffer.size)
         return Step(version, entering, inside[cut:], inside[:cut], time_s=now)
+
+    def _taken(self, count: int) -> tuple[Arrival, ...]:
+        """Take so many contributions out, in the order in which the update sees them."""
+        waiting, buffer = self.arrivals, self._buffer
+        if isinstance(waiting, deque):
+            return tuple(waiting.popleft() for _ in range(count))
+        newest = isinstance(buffer, Tumbling) and buffer.order == "freshest_first"
+        chosen = slice(-count, None) if newest else slice(count)
+        entering = waiting[chosen]
+        del waiting[chosen]
+        return tuple(reversed(entering) if newest else entering)
+
+    def held_back(self, version: int) -> str | None:
+        """In words, what a step from ``version`` waits for though enough contributions are there; None for nothing."""
+        buffer, waiting = self._buffer, self.arrivals
+        if not isinstance(buffer, Tumbling) or not isinstance(waiting, list) or len(waiting) < buffer.size:
+            return None
+        if buffer.order == "dispatch":
+            first = next(iter(self._leases.values()), None)
+            if first is None or waiting[buffer.size - 1].lease.id < first.id:
+                return None
+            return f"lease {first.id} of worker {first.worker}, which was given out before some that wait"
+        if self._bound is None or self._bases is None:
+            return None
+        # What is in flight must fit into the steps that come while it is young enough, the oldest first. (What waits
+        # fits: the oldest of it are taken, and admission lets no more start than all those steps take.)
+        held = 0
+        for base in sorted(self._bases):
+            held += self._bases[base]
+            if held > buffer.size * (base + self._bound - version):
+                return (
+                    f"some of {held} in flight from version {base} or before, which would grow older than "
+                    f"max_staleness = {self._bound} before they could be used"
+                )
+        return None
 
     def committed(self, step: Step) -> None:
         """The step has become a version."""
@@ -85,7 +127,7 @@ class Waiting:
         """Leases whose contributions wait and grew too stale: they wait no more."""
         dropped = [arrival.lease for arrival in self.arrivals if too_stale(arrival.lease)]
         if dropped:
-            self.arrivals = deque(arrival for arrival in self.arrivals if not too_stale(arrival.lease))
+            self.arrivals = type(self.arrivals)(arrival for arrival in self.arrivals if not too_stale(arrival.lease))
             self._note_workers()
         return dropped
 
@@ -141,7 +183,7 @@ class Waiting:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.arrivals = deque(map(arrival_of, state["arrivals"]))
+        self.arrivals = type(self.arrivals)(map(arrival_of, state["arrivals"]))
         self._window = tuple(state["window"])
         if isinstance(self._buffer, Sliding):
             self.needed = self._buffer.missing(0, len(self._window), 0)
@@ -179,10 +221,6 @@ class Waiting:
         self.arrivals = deque(arrival for arrival in self.arrivals if not groups.is_part(arrival.lease, ready))
         groups.taken(ready)
         return Step(version, entering, time_s=now)
-
-
-def _age(arrival: Arrival) -> tuple[int, int]:
-    return arrival.lease.base_version, arrival.lease.id
 
 
 def plain(arrival: Arrival) -> list[Any]:

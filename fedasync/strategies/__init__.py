@@ -22,6 +22,20 @@ from fedasync.strategies.asynchronous import (
     sliding_delta,
 )
 from fedasync.strategies.memory import area, ca2fl, mifa
+from fedasync.strategies.rollouts import (
+    PolicyStep,
+    areal,
+    nemo_rl,
+    one_step_overlap,
+    pipeline_rl,
+    prime_rl,
+    skyrl,
+    streaming,
+    synchronous_rl,
+    trl,
+    verl,
+    verl_bounded,
+)
 from fedasync.strategies.semi_synchronous import fedat, fedcompass, fedfix, safa
 from fedasync.strategies.synchronous import (
     fedadagrad,
@@ -34,7 +48,7 @@ from fedasync.strategies.synchronous import (
     scaffold,
 )
 
-ROWS: tuple[Callable[..., Strategy], ...] = (
+FEDERATED: tuple[Callable[..., Strategy], ...] = (
     fedavg,
     fedprox,
     fedavgm,
@@ -62,13 +76,34 @@ ROWS: tuple[Callable[..., Strategy], ...] = (
     fedcompass,
 )
 
+ROLLOUTS: tuple[Callable[..., Strategy], ...] = (
+    synchronous_rl,
+    one_step_overlap,
+    areal,
+    streaming,
+    verl,
+    verl_bounded,
+    prime_rl,
+    nemo_rl,
+    trl,
+    skyrl,
+    pipeline_rl,
+)
+"""Rows whose update trains a policy on a cluster, which is only simulated."""
+
+ROWS = FEDERATED + ROLLOUTS
+
 STRATEGIES: dict[str, Callable[..., Strategy]] = {row.__name__: row for row in ROWS}
 """Name in a study file → row."""
 
 __all__ = [
+    "FEDERATED",
+    "ROLLOUTS",
     "ROWS",
     "STRATEGIES",
+    "PolicyStep",
     "area",
+    "areal",
     "ca2fl",
     "dc_asgd",
     "delta_step",
@@ -88,9 +123,19 @@ __all__ = [
     "fedstaleweight",
     "fedyogi",
     "mifa",
+    "nemo_rl",
+    "one_step_overlap",
+    "pipeline_rl",
+    "prime_rl",
     "rennala",
     "ringmaster",
     "safa",
     "scaffold",
+    "skyrl",
     "sliding_delta",
+    "streaming",
+    "synchronous_rl",
+    "trl",
+    "verl",
+    "verl_bounded",
 ]

@@ -11,7 +11,7 @@ from fedasync.aggregation.aggregators import Aggregator, Mean
 from fedasync.aggregation.privacy import Privacy
 from fedasync.aggregation.server_step import is_private
 from fedasync.aggregation.update import Update
-from fedasync.core import Barrier, Buffer, Cohort, Concurrency, EveryN, EveryVersion, Strategy
+from fedasync.core import Barrier, Buffer, Cohort, Concurrency, EveryN, EveryVersion, Publication, Strategy
 from fedasync.core.admission import Admission, Redispatch, Simultaneous
 from fedasync.core.timeouts import AdaptiveTimeout
 
@@ -26,7 +26,9 @@ class Bounds(TypedDict, total=False):
     lease_timeout_s: float | AdaptiveTimeout | None
     """Give up a lease after this time, or after one that follows recent durations (default: never)."""
     publish_every: int
-    """Clients see every n-th version (default 1)."""
+    """Clients see every n-th version (default 1): short for a publication of kind fixed."""
+    publication: Publication
+    """When clients see a new version (default: every_version)."""
     clip_norm: float | None
     """Scale a contribution back to this distance from its base (default: none is clipped)."""
     max_norm: float | None
@@ -66,13 +68,12 @@ def strategy(
             f"{name}: who is rejected by a max_norm depends on the client's data, which privacy is to hide; clip_norm "
             "alone would do"
         )
-    n = knobs.get("publish_every", 1)
     return Strategy(
         name,
         admission,
         buffer,
         update,
-        EveryVersion() if n == 1 else EveryN(n),
+        _publication(name, knobs),
         knobs.get("max_staleness"),
         knobs.get("stop_stale", False),
         knobs.get("lease_timeout_s"),
@@ -80,6 +81,19 @@ def strategy(
         knobs.get("max_norm"),
         proximal_mu,
     )
+
+
+def _publication(name: str, knobs: Mapping[str, Any]) -> Publication:
+    if "publication" not in knobs:
+        n = knobs.get("publish_every", 1)
+        return EveryVersion() if n == 1 else EveryN(n)
+    if "publish_every" in knobs:
+        raise ValueError(
+            f"{name}: publish_every = {knobs['publish_every']} and a publication both say when clients see a version; "
+            "one of them would do"
+        )
+    rule: Publication = knobs["publication"]
+    return rule
 
 
 def in_rounds(

@@ -24,6 +24,7 @@ from fedasync.core import (
     Step,
     StepReady,
     Strategy,
+    SyncBudget,
     Tiers,
     Tumbling,
 )
@@ -45,12 +46,18 @@ ADMISSIONS = {
     "compass_of_one": Compass(1, 1, 4, patience=1.0, speed_momentum=1.0),
     "budget_synchronous": StalenessBudget(0, 3),
     "budget": StalenessBudget(2, 3, limit=4),
+    "budget_of_samples": StalenessBudget(2, 3, limit_samples=7, samples=3),
+    "budget_in_batches": StalenessBudget(1, 3, in_batches=True),
+    "budget_without_gate": StalenessBudget(None, 3, limit=4),
+    "budget_until_a_sync": SyncBudget(0.5, 3, 3),
 }
 BUFFERS = {
     "barrier": Barrier(),
     "each": Tumbling(1),
     "tumbling": Tumbling(3),
     "oldest_first": Tumbling(3, order="oldest_first"),
+    "freshest_first": Tumbling(3, order="freshest_first"),
+    "dispatch": Tumbling(3, order="dispatch"),
     "periodic": Periodic(2.0),
     "quota": Quota(2),
     "quota_of_one": Quota(1),

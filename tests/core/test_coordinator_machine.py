@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from math import ceil, floor
+from contextlib import suppress
+from fractions import Fraction
+from math import ceil, floor, inf
 from typing import Any, ClassVar
 
 import pytest
@@ -40,6 +42,7 @@ from fedasync.core import (
     Step,
     StepReady,
     Strategy,
+    SyncBudget,
     Tiers,
     Tumbling,
 )
@@ -60,20 +63,19 @@ class Life(RuleBasedStateMachine):
         data=st.data(),
         max_staleness=st.sampled_from([None, None, 2, 3]),
         lease_timeout_s=st.sampled_from([None, 2.0]),
-        stop_stale=st.booleans(),
+        at_bound=st.sampled_from(["nothing", "stop", "wait"]),
     )
     def start(
-        self, data: st.DataObject, max_staleness: int | None, lease_timeout_s: float | None, stop_stale: bool
+        self, data: st.DataObject, max_staleness: int | None, lease_timeout_s: float | None, at_bound: str
     ) -> None:
         admission, buffer, publication = data.draw(st.sampled_from(self.choices), label="decisions")
-        self.strategy: Strategy = strategy(
-            ADMISSIONS[admission],
-            BUFFERS[buffer],
-            PUBLICATIONS[publication],
-            max_staleness=max_staleness,
-            stop_stale=stop_stale and max_staleness is not None,
-            lease_timeout_s=lease_timeout_s,
-        )
+        decisions = ADMISSIONS[admission], BUFFERS[buffer], PUBLICATIONS[publication]
+        bounds: dict[str, Any] = {"max_staleness": max_staleness, "lease_timeout_s": lease_timeout_s}
+        bounds["stop_stale"] = at_bound == "stop" and max_staleness is not None
+        self.strategy: Strategy = strategy(*decisions, **bounds)
+        if at_bound == "wait":
+            with suppress(ValueError):
+                self.strategy = strategy(*decisions, **bounds, at_bound="wait")
         self.log, self.twin_log = EventLog(), EventLog()
         self.subject = Coordinator(self.strategy, self.log, PROFILE)
         self.twin = Coordinator(self.strategy, self.twin_log, PROFILE)
@@ -88,6 +90,8 @@ class Life(RuleBasedStateMachine):
         self.ignored = 0
         self.tick, self.tick_due = 1, False
         self.kept: list[tuple[Any, str]] = []
+        self.samples: dict[int, int] = {}
+        """Samples of each lease that have not ended."""
         self.drafted: set[int] = set()
         self.starting = False
         """A version was just made, and nothing has happened since."""
@@ -97,14 +101,14 @@ class Life(RuleBasedStateMachine):
 
     # -- what a runtime may do -----------------------------------------------------------------------------------
 
-    @rule(passes=TIMES, worker=st.integers(0, 9))
-    def somebody_asks(self, passes: float, worker: int) -> None:
+    @rule(passes=TIMES, worker=st.integers(0, 9), samples=st.sampled_from([None, 1, 2]))
+    def somebody_asks(self, passes: float, worker: int, samples: int | None) -> None:
         self.now += passes
         may_start = self.subject.may_start(worker)
         assert may_start is (self.subject.admits and not self.has_to_wait(worker))
         if may_start and isinstance(self.strategy.buffer, Periodic) and not self.waiting and not self.subject.leases:
             self.tick = max(self.tick, ceil(self.now / self.strategy.buffer.interval_s))
-        lease = self.both("request", worker, self.now)
+        lease = self.both("request", worker, self.now, samples)
         assert (lease is not None) is may_start
         if lease is None:
             return
@@ -115,6 +119,7 @@ class Life(RuleBasedStateMachine):
         timeout_s = self.strategy.lease_timeout_s
         assert lease.deadline_s == (None if timeout_s is None else self.now + timeout_s)
         self.state[lease.id], self.lease[lease.id] = "in_flight", lease
+        self.samples[lease.id] = self.most_samples if samples is None else min(samples, self.most_samples)
         self.started_this_round += 1
         if isinstance(self.strategy.admission, (Cohort, Tiers)):
             assert worker not in self.in_round[lease.group], "once in a round"
@@ -127,6 +132,20 @@ class Life(RuleBasedStateMachine):
         self.now += passes
         lease_id = data.draw(self.some_lease(late), label="lease")
         self.follow(self.both("deliver", lease_id, self.now, defect), lease_id)
+
+    @precondition(lambda self: self.state)
+    @rule(data=st.data(), late=st.booleans())
+    def a_sample_ends(self, data: st.DataObject, late: bool) -> None:
+        """It frees its slot, and moves no lease."""
+        lease_id = data.draw(self.some_lease(late), label="lease")
+        if self.state[lease_id] == "in_flight" and self.most_samples and not self.samples[lease_id]:
+            for coordinator in (self.subject, self.twin):
+                with pytest.raises(ValueError, match="have ended before"):
+                    coordinator.sample_done(lease_id)
+            return
+        self.both("sample_done", lease_id)
+        if self.state[lease_id] == "in_flight" and self.most_samples:
+            self.samples[lease_id] -= 1
 
     @precondition(lambda self: self.state)
     @rule(passes=TIMES, data=st.data(), reason=REASONS, late=st.booleans())
@@ -183,6 +202,8 @@ class Life(RuleBasedStateMachine):
         for coordinator in (self.subject, self.twin):
             with pytest.raises(ValueError, match="never given out"):
                 coordinator.deliver(lease_id, self.now)
+            with pytest.raises(ValueError, match="never given out"):
+                coordinator.sample_done(lease_id)
 
     @precondition(lambda self: self.subject.now == self.now)
     @rule(back=st.sampled_from([0.125, float("nan")]))
@@ -227,6 +248,8 @@ class Life(RuleBasedStateMachine):
         assert ledger.ignored == self.ignored
         assert [lease.id for lease in self.subject.leases] == [i for i, s in self.state.items() if s == "in_flight"]
         assert self.subject.in_flight <= self.strategy.admission.most_in_flight
+        assert self.subject.samples_in_flight == self.flying_samples()
+        assert not (self.strategy.at_bound == "wait" and ledger.rejected["stale"])
         assert (self.subject.version, self.subject.published) == (self.version, self.published)
         assert self.subject.round_started == self.started_this_round
 
@@ -238,7 +261,7 @@ class Life(RuleBasedStateMachine):
             return
         buffer, admission = self.strategy.buffer, self.strategy.admission
         if isinstance(buffer, Tumbling):
-            assert waiting < buffer.size
+            assert waiting < buffer.size or self.waits_for_some_in_flight(buffer)
         elif isinstance(buffer, Sliding):
             filling = not self.window and buffer.warm_up == "wait_until_full"
             assert waiting < (buffer.size if filling else 1)
@@ -275,9 +298,17 @@ class Life(RuleBasedStateMachine):
                 expected = not stepping and flying + sum(a.lease.group in groups for a in self.waiting) < limit
             case Concurrency(limit=limit, redispatch=redispatch):
                 expected = flying < limit and (redispatch == "before_step" or not stepping)
+            case SyncBudget(extra=extra, batch=batch, every=every):
+                expected = self.held() < floor((self.published + (1 + Fraction(extra)) * every) * batch)
             case StalenessBudget(eta=eta, batch=batch, limit=limit):
-                held = sum(state in ("in_flight", "buffered", "consumed") for state in self.state.values())
-                expected = held < (eta + self.version + 1) * batch and (limit is None or flying < limit)
+                whole = (self.held() - flying) // batch
+                batches = inf if eta is None else eta + self.version + 1
+                if admission.in_batches:
+                    batches = min(batches, whole + 1)
+                expected = self.held() < batches * batch and (limit is None or flying < limit)
+                if admission.limit_samples is not None:
+                    expected &= self.flying_samples() + admission.samples <= admission.limit_samples
+                    expected &= flying < admission.limit_samples
         assert self.subject.admits is expected
 
     @invariant()
@@ -334,6 +365,35 @@ class Life(RuleBasedStateMachine):
     def some_lease(self, any_at_all: bool) -> st.SearchStrategy[int]:
         flying = [i for i, state in self.state.items() if state == "in_flight"]
         return st.sampled_from(flying if flying and not any_at_all else list(self.state))
+
+    @property
+    def most_samples(self) -> int:
+        """Samples of a lease, where they are counted (0: nowhere)."""
+        admission = self.strategy.admission
+        counts = isinstance(admission, StalenessBudget) and admission.limit_samples is not None
+        return admission.samples if counts else 0
+
+    def flying_samples(self) -> int:
+        return sum(self.samples[i] for i, state in self.state.items() if state == "in_flight")
+
+    def held(self) -> int:
+        """Leases in flight, and accepted ones."""
+        return sum(state in ("in_flight", "buffered", "consumed") for state in self.state.values())
+
+    def waits_for_some_in_flight(self, buffer: Tumbling) -> bool:
+        """Whether a step that has enough contributions must not begin yet."""
+        flying = [i for i, state in self.state.items() if state == "in_flight"]
+        waiting = sorted(a.lease.id for a in self.waiting)
+        if buffer.order == "dispatch":
+            return sorted(flying + waiting)[: buffer.size] != waiting[: buffer.size]
+        if self.strategy.at_bound == "drop" or not flying:
+            return False
+        assert self.strategy.max_staleness is not None
+        ages = [  # when the next steps use what is left, the oldest first
+            self.version + 1 + place // buffer.size - self.lease[i].base_version
+            for place, i in enumerate(sorted(flying + waiting[buffer.size :]))
+        ]
+        return max(ages) > self.strategy.max_staleness
 
     def both(self, call: str, *arguments: Any) -> Any:
         """Tell the subject and its twin; they must answer alike."""
@@ -435,8 +495,10 @@ class Life(RuleBasedStateMachine):
         assert step.version == self.version
         buffer, waiting = self.strategy.buffer, self.waiting
         if isinstance(buffer, Tumbling):
-            if buffer.order == "oldest_first":
-                waiting = sorted(waiting, key=lambda a: (a.lease.base_version, a.lease.id))
+            assert not self.waits_for_some_in_flight(buffer)
+            if buffer.order != "arrival":
+                newest = buffer.order == "freshest_first"
+                waiting = sorted(waiting, key=lambda a: (a.lease.base_version, a.lease.id), reverse=newest)
             expected = waiting[: buffer.size]
         elif isinstance(buffer, Barrier):
             expected = list(waiting)

@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "published version lags beyond the bound": (
         lambda: strategy(Concurrency(2), Tumbling(1), EveryN(4), max_staleness=2),
-        "max_staleness ≥ 3 would do",
+        "max_staleness ≥ 3, or within_staleness",
     ),
     "no tiers": (lambda: Tiers(0, 2), "tiers must be an integer ≥ 1, got 0"),
     "empty round of a tier": (lambda: Tiers(2, 0), "cohort size must be an integer ≥ 1, got 0"),
