@@ -96,6 +96,11 @@ class Server:
         self._published = self.model
         self._shared = True  # others read the current model's memory: write elsewhere
 
+    @property
+    def published(self) -> Model:
+        """The version that work starts from. Read it, never write it."""
+        return self._published
+
     def lease(self, lease_id: int, worker: int) -> None:
         """Hold the published version for a lease until it ends."""
         self._bases[lease_id] = self._published

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedasync.aggregation.model import Contribution, Model
 from fedasync.core.bounds import check_client
+from fedasync.workloads.comparing import Comparison, compared_rows
 from fedasync.workloads.optimizer import LocalTraining, training_device
 from fedasync.workloads.protocol import Task, Workload
 from fedasync.workloads.training import ModuleTrainer, module_state
@@ -81,6 +82,7 @@ class Classification:
         self._alone = object()
         self._dealt: Dealt | None = None
         self._tested: tuple[Tensor, Tensor] | None = None
+        self._compared: Comparison | None = None
 
     def client_samples(self) -> Sequence[int]:
         return [len(rows) for rows in self._partition]
@@ -161,9 +163,25 @@ class Classification:
         samples = len(self._test[1])
         return {"accuracy": correct / samples, "loss": loss / samples}
 
+    def compare(self, published: Model, current: Model) -> dict[str, float]:
+        """How differently two versions answer up to 512 test samples, evenly spread: see ``comparing.differences``."""
+        trainer = self._bound()
+        if self._compared is None:
+            x, _ = self._test_data()
+            self._compared = Comparison(x[compared_rows(len(x))])
+        return self._compared.compare(trainer.module, trainer.load, published, current)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made on demand: a copied trainer would have lost its shared storage."""
-        return {**self.__dict__, "_trainer": None, "_batched": None, "_leader": None, "_dealt": None, "_tested": None}
+        return {
+            **self.__dict__,
+            "_trainer": None,
+            "_batched": None,
+            "_leader": None,
+            "_dealt": None,
+            "_tested": None,
+            "_compared": None,
+        }
 
     def _new_module(self, seed: int) -> Module:
         import torch

@@ -1,8 +1,10 @@
-"""What a workload is: the four functions that a runtime calls, and the three of one that trains many at once."""
+"""What a workload is: the four functions that a runtime calls, one more for publication rules that measure, and three
+of one that trains many at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,6 +52,19 @@ class Workload(Protocol):
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Metrics of a version, by name, on data that no client trains on."""
+        ...
+
+
+class ComparingWorkload(Workload, Protocol):
+    """A workload that says how differently two versions behave, for publication rules that measure it."""
+
+    def compare(self, published: Model, current: Model) -> Mapping[str, float]:
+        """Measures of ``current`` against ``published``, by the names that rules have for them (``disagreement``,
+        ``kl``, ``feature_cosine``), on data that no client trains on.
+
+        The same names for any two versions; equal ones give 0, 0 and 1. Called once with version 0 twice, to see which
+        measures there are. Read the models, never write them.
+        """
         ...
 
 
