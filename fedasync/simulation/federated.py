@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf, nextafter
+from math import inf
 
 import simpy
 
@@ -33,9 +33,11 @@ from fedasync.core import (
     Strategy,
     Tiers,
 )
+from fedasync.simulation.agenda import call_at
 from fedasync.simulation.ends import Ends
 from fedasync.simulation.evaluation import Evaluations
 from fedasync.simulation.learning import Learner
+from fedasync.simulation.measuring import measuring
 from fedasync.simulation.network import Moment, Transfers
 from fedasync.simulation.population import Clients, Fate
 from fedasync.simulation.selection import IdleClients
@@ -111,6 +113,7 @@ class FederatedSimulation:
         self._most_versions = inf if settings.versions is None else settings.versions
         self._most_updates = inf if settings.updates is None else settings.updates
         self._step_s = settings.server_step_s
+        self._measured = measuring(strategy, settings.divergence, seed, learner)
         self._over = False
         self._env = simpy.Environment()
         self._agenda_s = inf
@@ -363,7 +366,7 @@ class FederatedSimulation:
                 self._over, self.ended = True, f"diverged: {error}"
                 return []
         self.server_busy_s += self._step_s
-        events = coordinator.commit(self.now)
+        events = coordinator.commit(self.now, None if self._measured is None else self._measured(coordinator, self.now))
         if coordinator.version >= self._most_versions:
             self._over, self.ended = True, "versions"
         elif coordinator.ledger.consumed >= self._most_updates:
@@ -416,13 +419,7 @@ class FederatedSimulation:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _at(self, time_s: float, call: Callable[[simpy.Event], None]) -> simpy.Event:
-        """Call at the given time or, where the sum of two floats misses it, at the next number after it."""
-        now = self._env.now
-        delay = time_s - now
-        while now + delay < time_s:
-            delay = nextafter(delay, inf)
-        event = self._env.timeout(delay)
-        event.callbacks.append(call)
+        event = call_at(self._env, time_s, call)
         self._agenda_s = self._env.peek()
         return event
 

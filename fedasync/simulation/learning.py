@@ -7,11 +7,12 @@ leases of many base versions, of several runs if these advance side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedasync.aggregation.check import Defect
+from fedasync.aggregation.distance import relative_distance
 from fedasync.aggregation.model import Contribution
 from fedasync.aggregation.norms import Norms
 from fedasync.aggregation.server import OverwrittenError, Server
@@ -57,6 +58,7 @@ class Learner:
             seed=Stream(seed, "update").seed(0, 0),
             norms=Norms(strategy.clip_norm, strategy.max_norm),
         )
+        self._check_measures(strategy)
         batched = settings.training == "batched"
         self.batched: BatchedWorkload | None = _batched(workload) if batched else None
         self.batch_key: object = id(self) if self.batched is None else self.batched.batch_key
@@ -132,6 +134,46 @@ class Learner:
         self._due.pop(lease_id, None)
         self._found.pop(lease_id, None)
         self.server.forget(lease_id)
+
+    def measure(self, names: Collection[str], version: int) -> dict[str, float]:
+        """What a publication asks for, of the current model against the published one. Raises WorkloadError."""
+        current, published = self.server.model, self.server.published
+        found = {name: value for name, value in self._compared(names, version).items() if name in names}
+        if "distance" in names:
+            found["distance"] = relative_distance(current.values, published.values)
+        return found
+
+    def _compared(self, names: Collection[str], version: int) -> Mapping[str, float]:
+        """What the workload's own comparison says, where more than the distance is wanted."""
+        if not any(name != "distance" for name in names):
+            return {}
+        try:
+            compared = self.workload.compare(self.server.published, self.server.model)  # type: ignore[attr-defined]
+            found = {name: float(value) for name, value in compared.items()}
+        except Exception as error:
+            raise WorkloadError(f"version {version}: compare raised {type(error).__name__}: {error}") from error
+        for name in sorted(names):
+            if not isfinite(found.get(name, 0.0)):
+                raise WorkloadError(
+                    f"version {version}: compare returned {name} = {found[name]}; a finite number would do"
+                )
+        return found
+
+    def _check_measures(self, strategy: Strategy) -> None:
+        """Refuse a publication that measures what the workload does not: ValueError."""
+        wanted, rule = strategy.publication.measures - {"distance"}, strategy.publication.kind
+        if not wanted:
+            return
+        where = f"strategy {strategy.name!r}: publication {rule!r} measures {', '.join(sorted(wanted))}"
+        kind = type(self.workload).__name__
+        if not callable(getattr(self.workload, "compare", None)):
+            raise ValueError(f"{where}, and workload {kind} has no compare(published, current); distance needs none")
+        known = self._compared(wanted, 0)
+        if missing := sorted(wanted - set(known)):
+            raise ValueError(
+                f"{where}, and compare of workload {kind} gives {', '.join(sorted(known)) or 'nothing'}, "
+                f"not {', '.join(missing)}"
+            )
 
     def apply(self, step: Step) -> None:
         """Make the next version. Raises WorkloadError when the workload wrote where it must not any more."""

@@ -13,6 +13,7 @@ from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.outages import Outages
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.settings import Settings
+from fedasync.strategies.rollouts import PolicyStep
 
 if TYPE_CHECKING:
     from fedasync.workloads.protocol import Workload
@@ -55,6 +56,11 @@ def check(
         )
     if target and not learns:
         raise ValueError(f"target {min(target)!r} needs a workload: a timing-only run has no metrics")
+    if learns and isinstance(strategy.update, PolicyStep):
+        raise ValueError(
+            f"strategy {strategy.name!r} trains a policy on a simulated cluster and learns nothing here; timing only, "
+            "without a workload, or a strategy for clients such as 'fedbuff' would do"
+        )
     if (refusal := strategy.refusal(clients.count)) is not None:
         raise ValueError(refusal)
     if settings.updates is not None and settings.updates < strategy.first_step_needs:
@@ -86,9 +92,26 @@ def check(
         raise ValueError(
             "a simulated client cannot take a new version in the middle of its work: continue or abort would do"
         )
+    _check_measures(strategy, settings, learns=learns)
     check_turns(clients, settings.time_s)
     if settings.updates is None and settings.versions is None:
         _check_that_time_passes(strategy, clients, settings)
+
+
+def _check_measures(strategy: Strategy, settings: Settings, *, learns: bool) -> None:
+    """Where nothing learns, what the publication measures must be modelled."""
+    wanted, divergence = strategy.publication.measures, settings.divergence
+    if learns and divergence is not None:
+        raise ValueError("divergence models what a workload measures: it is for timing-only runs, without a workload")
+    if learns or not wanted:
+        return
+    where = (
+        f"strategy {strategy.name!r}: publication {strategy.publication.kind!r} measures {', '.join(sorted(wanted))}"
+    )
+    if divergence is None:
+        raise ValueError(f"{where}, which a timing-only run cannot; a workload, or divergence, would do")
+    if (refusal := divergence.refusal(wanted)) is not None:
+        raise ValueError(f"{where}: {refusal}")
 
 
 def check_turns(clients: Clients, time_s: float | None) -> None:

@@ -7,6 +7,7 @@ from math import inf
 from typing import Literal
 
 from fedasync.core.bounds import check_choice, check_integer
+from fedasync.publication.modelled import ModelledDivergence
 from fedasync.simulation.selection import Selection
 
 MOST_EVALUATIONS = 1_000_000
@@ -25,6 +26,8 @@ class Settings:
 
     ``training`` says whether results are computed in batches; ``batch_memory_bytes`` bounds what a batch takes in work,
     and, apart from that, the results that were computed ahead of their time.
+
+    ``divergence`` models what publication rules measure, where there is no workload to measure it on.
     """
 
     time_s: float | None = None
@@ -36,6 +39,7 @@ class Settings:
     stop_at_target: bool = False
     training: Training = "batched"
     batch_memory_bytes: int = 1 << 30
+    divergence: ModelledDivergence | None = None
 
     def __post_init__(self) -> None:
         if self.time_s is None and self.updates is None and self.versions is None:

@@ -195,6 +195,8 @@ class _Begun:
             "time_s": end_s,
             "ended": simulation.ended,
             "versions": coordinator.version,
+            "publications": coordinator.publications,
+            "checks": coordinator.checks,
             "admitted": coordinator.ledger.admitted,
             "consumed": coordinator.ledger.consumed,
             "ledger": ledger,

@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "window": (lambda: fedfa(concurrency=3, window=0), "window size must be an integer ≥ 1, got 0"),
     "lag beyond the bound": (
         lambda: fedbuff(concurrency=3, publish_every=5, max_staleness=3),
-        "max_staleness ≥ 4 would do",
+        "max_staleness ≥ 4, or within_staleness",
     ),
     "time-out": (lambda: fedavg(cohort=3, lease_timeout_s=-1.0), "lease_timeout_s must be > 0 and finite, got -1.0"),
     # populations

@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import erf, exp, log, sqrt
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from fedasync.core import Barrier, Cohort, StalenessBudget, Strategy, Tumbling
+from fedasync.core import Barrier, Cohort, StalenessBudget, Strategy, SyncBudget, Tumbling
 from fedasync.runs.measures import event_table
 from fedasync.simulation.federated import FederatedSimulation
 from fedasync.simulation.laws import Constant, Exponential, Lognormal
@@ -44,9 +45,22 @@ def expected_maximum(sigma: float, n: int) -> float:
 
 @pytest.mark.parametrize("workers", [5, 9])
 @pytest.mark.parametrize("server_step_s", [0.0, 0.5])
-@pytest.mark.parametrize("limit", [None, 5, 100])
-def test_eta_0_is_a_synchronous_system_event_for_event(workers: int, server_step_s: float, limit: int | None) -> None:
-    budget = Strategy("either", StalenessBudget(0, 5, limit), Tumbling(5), None)
+@pytest.mark.parametrize(
+    "admission",
+    [
+        StalenessBudget(0, 5),
+        StalenessBudget(0, 5, limit=5),
+        StalenessBudget(0, 5, limit=100),
+        StalenessBudget(0, 5, in_batches=True),
+        StalenessBudget(0, 5, limit_samples=20, samples=4),
+        SyncBudget(0.0, 5, 1),
+    ],
+    ids=repr,
+)
+def test_eta_0_is_a_synchronous_system_event_for_event(
+    workers: int, server_step_s: float, admission: StalenessBudget | SyncBudget
+) -> None:
+    budget = Strategy("either", admission, Tumbling(5), None)
     cohort = replace(budget, admission=Cohort(5), buffer=Barrier())
     ours, theirs = (
         play(s, Population(workers, Exponential(1.0)), seed=3, versions=30, server_step_s=server_step_s)
@@ -65,6 +79,47 @@ def test_equal_work_takes_2_s_a_step_in_turn_and_1_s_overlapped(eta: int, second
     times = column(system(0.0, eta, steps=30).log, "time_s", "committed")
     assert set(np.diff(times)) == {seconds}
     assert times[0] == 2.0
+
+
+@cache
+def one_step(sigma: float, steps: int = 300) -> FederatedSimulation:
+    law = Lognormal(1.0, sigma) if sigma else Constant(1.0)
+    strategy = timing(StalenessBudget(1, SLOTS, in_batches=True), Tumbling(SLOTS))
+    return play(strategy, Population(SLOTS, law), seed=1, versions=steps, server_step_s=1.0)
+
+
+def test_without_a_tail_any_budget_is_one_step_overlap() -> None:
+    """Exactly: every version comes at the same time."""
+    overlapped = column(one_step(0.0, 30).log, "time_s", "committed").tolist()
+    for eta in (1, 2, 8):
+        assert column(system(0.0, eta, steps=30).log, "time_s", "committed").tolist() == overlapped
+
+
+@pytest.mark.parametrize(("sigma", "seconds"), [(0.5, 2.95), (1.0, 7.19)])
+def test_one_step_overlap_hides_the_training_and_not_the_slowest(sigma: float, seconds: float) -> None:
+    """max(T, generation) a step, within 3.5 standard errors; 2.95 and 7.19 s in the table, to its sampling error."""
+    times = np.diff(column(one_step(sigma).log, "time_s", "committed"))
+    expected = expected_maximum(sigma, SLOTS)
+    assert expected == pytest.approx(seconds, rel=0.02)
+    assert abs(times.mean() - expected) < 3.5 * times.std(ddof=1) / sqrt(len(times))
+    assert set(column(one_step(sigma).log, "staleness", "consumed")) == {0, 1}
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+@pytest.mark.parametrize("order", ["oldest_first", "dispatch"])
+def test_a_bound_that_the_trainer_waits_at_is_met_and_costs_time_but_no_work(
+    sigma: float, order: Literal["oldest_first", "dispatch"]
+) -> None:
+    """Between a gate alone, which is faster, and one-step overlap, which waits for its slowest every time."""
+    budget = StalenessBudget(2, SLOTS, limit=SLOTS)
+    waiting = timing(budget, Tumbling(SLOTS, order), max_staleness=2, at_bound="wait")
+    law = Lognormal(1.0, sigma)
+    simulation = play(waiting, Population(SLOTS, law), seed=1, versions=200, server_step_s=1.0)
+    ledger = simulation.coordinator.ledger
+    assert column(simulation.log, "staleness", "consumed").max() <= 2
+    assert ledger.consumed == 200 * SLOTS
+    assert not ledger.rejected
+    assert step_time(system(sigma, 2)) <= step_time(simulation) <= step_time(one_step(sigma))
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])

@@ -1,0 +1,64 @@
+"""What can never run on a cluster, said before it does."""
+
+from __future__ import annotations
+
+from fedasync.core import Cohort, Compass, Periodic, Quota, StalenessBudget, Strategy, Tiers
+from fedasync.simulation.cluster.cluster import Cluster
+from fedasync.simulation.cluster.faults import Faults
+from fedasync.simulation.cluster.prompts import Prompts
+from fedasync.simulation.cluster.settings import ClusterSettings
+
+
+def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: ClusterSettings, faults: Faults) -> None:
+    """Raise ValueError, in one line, for parts that do not fit together."""
+    faults.check_servers(cluster.servers)
+    name = f"strategy {strategy.name!r}"
+    if isinstance(strategy.admission, (Tiers, Compass)) or isinstance(strategy.buffer, (Periodic, Quota)):
+        raise ValueError(
+            f"{name}: {type(strategy.admission).__name__} with {type(strategy.buffer).__name__} sorts clients by speed "
+            "or time, and a cluster has none; a row for a cluster, such as areal, would do"
+        )
+    if prompts.count is not None:
+        total = prompts.total
+        if isinstance(strategy.admission, Cohort) and strategy.admission.size > prompts.count:
+            raise ValueError(
+                f"{name}: a round of {strategy.admission.size} prompts, each once, cannot be had from a data set of "
+                f"{prompts.count}; prompts.count ≥ {strategy.admission.size} would do"
+            )
+        if total is not None and strategy.first_step_needs > total:
+            raise ValueError(
+                f"{name}: the first step needs {strategy.first_step_needs} groups, and the data set gives "
+                f"{prompts.count} prompts × {prompts.epochs} epochs = {total}; more, or a smaller batch, would do"
+            )
+    admission = strategy.admission
+    if (
+        isinstance(admission, StalenessBudget)
+        and admission.limit_samples is not None
+        and admission.samples != prompts.answers
+    ):
+        raise ValueError(
+            f"{name}: limit_samples counts groups of {admission.samples} answers, and prompts.answers = "
+            f"{prompts.answers}; answers = {prompts.answers} in the strategy would do"
+        )
+    wanted = strategy.publication.measures
+    if wanted and settings.divergence is None:
+        raise ValueError(
+            f"{name}: its publication measures {', '.join(sorted(wanted))}, and nothing says how policies move apart; "
+            "run.divergence would do"
+        )
+    if settings.divergence is not None and (refusal := settings.divergence.refusal(wanted)) is not None:
+        raise ValueError(f"{name}: {refusal}")
+    longest = _longest(prompts)
+    capacity = cluster.server_cost.capacity_tokens
+    if longest is not None and longest > capacity:
+        raise ValueError(
+            f"cluster: an answer may need {longest:,} resident tokens, and the KV cache of a server holds "
+            f"{capacity:,.0f}; more GPUs a server (tensor_parallel), or shorter answers, would do"
+        )
+
+
+def _longest(prompts: Prompts) -> int | None:
+    """Tokens of the longest answer with its prompt, where both are bounded."""
+    if prompts.most_tokens is None or prompts.most_prompt_tokens is None or prompts.turns is not None:
+        return None
+    return prompts.most_tokens + prompts.most_prompt_tokens

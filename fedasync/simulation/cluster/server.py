@@ -1,0 +1,273 @@
+"""A rollout server as a fluid: sequences that run on it advance in step, so one clock, in tokens, tells where all are.
+
+A decode iteration gives every running sequence one token and takes base_s[b] + context_s·L seconds, with b sequences
+running and L tokens resident. L grows by b an iteration, so Δ iterations from L on take
+
+    T(Δ) = (base_s[b] + context_s·L)·Δ + context_s·b·Δ²/2,
+
+and both T and its inverse are closed forms: nothing happens between two events. A sequence ends when the clock has
+advanced by its length; the next to end is the first of an ordered list, and a change of speed moves one event, not b.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from math import inf, sqrt
+from typing import NamedTuple
+
+from fedasync.simulation.cluster.decoding import ServerCost
+
+ADMIT_BELOW = 0.90
+"""A sequence starts where the resident tokens stay below this share of the KV cache: room for those that run to grow
+(ours; engines estimate it)."""
+EVICT_TO = 0.95
+"""A full KV cache gives up its youngest sequences until this share is left (ours)."""
+
+
+class Running(NamedTuple):
+    """A sequence on a server: when it ends, whose it is, and where it began."""
+
+    end_clock: float
+    answer: int
+    start_clock: float
+    context: int
+    """Tokens that were resident for it when it began."""
+
+
+_new = tuple.__new__
+"""Makes a record without the keyword handling of its class: there are two million in a run."""
+
+
+class RolloutServer:
+    """One replica of the model.
+
+    ``clock`` are tokens that a sequence which had run from the beginning would have; it stands for the moment ``at_s``,
+    which may lie ahead while the server prefills. Times that a server is told never go back.
+    """
+
+    __slots__ = (
+        "_base",
+        "_capacity",
+        "_context_s",
+        "_most",
+        "_prefill_square_s",
+        "_prefill_token_s",
+        "_unfinished_s",
+        "at_s",
+        "boundaries",
+        "clock",
+        "closed",
+        "context",
+        "decoding_s",
+        "down_s",
+        "ends",
+        "is_full",
+        "is_up",
+        "number",
+        "paused",
+        "paused_s",
+        "prefill_s",
+        "slowness",
+        "squares",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, number: int, cost: ServerCost) -> None:
+        self.number = number
+        self.clock = 0.0
+        self.at_s = 0.0
+        self.context = 0.0
+        """Resident tokens."""
+        self.squares = 0.0
+        """Σ (resident tokens of a sequence)², which the attention of a prefill costs."""
+        self.ends: list[Running] = []
+        """What runs, the next to end first. Some hundreds: to keep them in order takes fewer looks than a heap."""
+        self.waiting: deque[int] = deque()
+        """Answers that wait for room."""
+        self.paused = False
+        self.is_full = False
+        """What ``next_s`` foresaw last is a full KV cache, not an end."""
+        self.closed = False
+        """Nothing new starts: what runs is to end before new weights are loaded."""
+        self.is_up = True
+        self.slowness = 1.0
+        self.version = 0
+        self.boundaries: list[tuple[float, int]] = [(0.0, 0)]
+        """Clock at which a version began to generate, and the version."""
+        self.decoding_s = 0.0
+        self.prefill_s = 0.0
+        self.paused_s = 0.0
+        self.down_s = 0.0
+        self._unfinished_s = 0.0
+        """Of a prefill that a pause interrupted."""
+        self._base = list(cost.base_s)
+        self._context_s = cost.context_s
+        self._prefill_token_s = cost.prefill_token_s
+        self._prefill_square_s = cost.prefill_square_s
+        self._capacity = cost.capacity_tokens
+        self._most = cost.max_running
+
+    @property
+    def load(self) -> int:
+        """Answers that run or wait here."""
+        return len(self.ends) + len(self.waiting)
+
+    def has_room(self, context: int) -> bool:
+        """A sequence of that many tokens may start now; one always may on an empty server."""
+        running = len(self.ends)
+        if running >= self._most or self.paused or self.closed or not self.is_up:
+            return False
+        return not running or self.context + context <= ADMIT_BELOW * self._capacity
+
+    def next_s(self) -> float:
+        """When the next sequence ends, or the KV cache is full (infinite: never, as things are)."""
+        ends = self.ends
+        if not ends or self.paused:
+            return inf
+        running = len(ends)
+        x = ends[0][0] - self.clock
+        self.is_full = False
+        if running > 1 and (room := (self._capacity - self.context) / running) < x:
+            x = max(0.0, room)
+            self.is_full = True
+        context_s = self._context_s
+        seconds = (self._base[running] + context_s * (self.context + 0.5 * running * x)) * x
+        return self.at_s + seconds * self.slowness
+
+    def advance(self, now: float) -> None:
+        """Decode until ``now``; nothing ends before."""
+        seconds = now - self.at_s
+        if seconds <= 0:
+            return
+        self.at_s = now
+        running = len(self.ends)
+        if not self.is_up:
+            self.down_s += seconds
+        elif self.paused:
+            self.paused_s += seconds
+        if not running or self.paused:
+            return
+        self.decoding_s += seconds
+        slowness = self.slowness
+        a = (self._base[running] + self._context_s * self.context) * slowness
+        k = self._context_s * running * slowness
+        x = 2.0 * seconds / (a + sqrt(a * a + 2.0 * k * seconds))
+        left = self.ends[0][0] - self.clock
+        self._tokens(x if x < left else left, running)
+
+    def start(self, now: float, answer: int, context: int, tokens: float, prefilled: int | None = None) -> None:
+        """Begin a sequence of ``context`` tokens that is to grow by ``tokens``.
+
+        ``prefilled`` of its tokens are computed first (None: all); the others of the server wait for that.
+        """
+        self.advance(now)
+        insort(self.ends, _new(Running, (self.clock + tokens, answer, self.clock, context)))
+        square = float(context) * context
+        self.context += context
+        self.squares += square
+        if prefilled is None:
+            self._prefill(context, square)
+        else:
+            self._prefill(prefilled, square - float(context - prefilled) ** 2)
+
+    def finish(self, now: float) -> Running:
+        """The sequence whose end ``next_s`` foresaw for now."""
+        running = len(self.ends)
+        ended = self.ends.pop(0)
+        x = ended.end_clock - self.clock
+        self.decoding_s += now - self.at_s
+        self.at_s = now
+        self._tokens(x, running)
+        self.clock = ended.end_clock
+        self._leave(ended)
+        return ended
+
+    def evict(self, now: float) -> list[Running]:
+        """The youngest sequences, which a full KV cache gives up."""
+        self.advance(now)
+        given_up = []
+        while len(self.ends) > 1 and self.context > EVICT_TO * self._capacity:
+            youngest = max(self.ends, key=lambda entry: (entry.start_clock, entry.answer))
+            given_up.append(self._take_out(youngest))
+        return given_up
+
+    def withdraw(self, now: float, answer: int) -> Running | None:
+        """Stop a sequence; None when it does not run here."""
+        self.advance(now)
+        found = next((entry for entry in self.ends if entry.answer == answer), None)
+        return None if found is None else self._take_out(found)
+
+    def fail(self, now: float) -> list[Running]:
+        """The server dies: all that ran on it stops."""
+        self.advance(now)
+        lost = sorted(self.ends, key=lambda entry: entry.answer)
+        self.ends.clear()
+        self.context = self.squares = 0.0
+        self.prefill_s -= max(0.0, self.at_s - now)
+        self.at_s = now
+        self.is_up = False
+        self.paused = False
+        return lost
+
+    def pause(self, now: float) -> None:
+        """Stop decoding, and a prefill that is under way."""
+        if self.paused:
+            return
+        self.advance(now)
+        self.paused = True
+        self._unfinished_s = self.at_s - now
+        self.prefill_s -= self._unfinished_s
+        self.at_s = now
+
+    def resume(self, now: float, *, recompute: bool) -> None:
+        """Decode again; ``recompute``: what is resident must be prefilled first."""
+        self.advance(now)
+        if not self.paused:
+            return
+        self.paused = False
+        if recompute:
+            self._prefill(self.context, self.squares)
+        else:
+            self.at_s += self._unfinished_s
+            self.prefill_s += self._unfinished_s
+
+    def load_weights(self, version: int) -> None:
+        """What is generated from here on is of that version."""
+        self.version = version
+        self.boundaries.append((self.clock, version))
+
+    def set_slowness(self, now: float, times: float) -> None:
+        self.advance(now)
+        self.slowness = times
+
+    def tokens_of(self, entry: Running) -> float:
+        """Tokens that a sequence has by the clock."""
+        return self.clock - entry.start_clock
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _tokens(self, x: float, running: int) -> None:
+        """Every running sequence grows by x."""
+        self.squares += x * (2.0 * self.context + running * x)
+        self.context += running * x
+        self.clock += x
+
+    def _prefill(self, tokens: float, squares: float) -> None:
+        seconds = (tokens * self._prefill_token_s + squares * self._prefill_square_s) * self.slowness
+        self.prefill_s += seconds
+        self.at_s += seconds
+
+    def _leave(self, entry: Running) -> None:
+        if not self.ends:
+            self.context = self.squares = 0.0  # and rounding with them
+            return
+        own = entry.context + self.clock - entry.start_clock
+        self.context -= own
+        self.squares -= own * own
+
+    def _take_out(self, entry: Running) -> Running:
+        self.ends.remove(entry)
+        self._leave(entry)
+        return entry

@@ -1,0 +1,41 @@
+"""How a run of a cluster goes: when it ends, and what its measures leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from fedasync.core.bounds import check_integer, check_real
+from fedasync.publication.modelled import ModelledDivergence
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """When a run stops (whichever limit comes first), and how many versions at its start the measures leave out.
+
+    ``updates`` counts prompt groups that were trained, ``versions`` committed steps. ``divergence`` says how far the
+    trained policy moves from the published one, for publication rules that measure it. ``keep_rollouts`` keeps the
+    table of answers, a row an answer.
+    """
+
+    versions: int | None = None
+    time_s: float | None = None
+    updates: int | None = None
+    warm_up_versions: int = 0
+    divergence: ModelledDivergence | None = None
+    keep_rollouts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.versions is None and self.time_s is None and self.updates is None:
+            raise ValueError("a run needs an end: give versions, time_s, or updates")
+        if self.time_s is not None:
+            check_real("time_s", self.time_s, 0, inf, above=True)
+        for name in ("versions", "updates"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
+        check_integer("warm_up_versions", self.warm_up_versions, 0)
+        if self.versions is not None and self.warm_up_versions >= self.versions:
+            raise ValueError(
+                f"warm_up_versions = {self.warm_up_versions} leaves nothing of {self.versions} versions to measure; "
+                f"0 to {self.versions - 1} would do"
+            )
