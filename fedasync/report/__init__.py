@@ -6,15 +6,19 @@ Every figure takes a study's runs, or runs under labels of one's own, and return
 """
 
 from fedasync.report.arrangement import Runs
+from fedasync.report.cluster_figures import length_bias, shares, staleness_kinds
+from fedasync.report.cluster_timeline import cluster_timeline
 from fedasync.report.figures import metric_over_time, staleness, utilisation
 from fedasync.report.paired import Difference, Speedup, paired_difference, paired_speedup
 from fedasync.report.ranking import ranking_table, ranking_tables, readable_ranking
 from fedasync.report.ranking_figure import ranking
+from fedasync.report.rollouts_table import readable_rollouts, rollouts_table
 from fedasync.report.spec import FigureName, Report
 from fedasync.report.speedup import speedup, speedup_by_axis
 from fedasync.report.statistics import Band, Interval, band, mean_interval
 from fedasync.report.study_report import save, write_report
 from fedasync.report.table import brief_tables, markdown, readable_table, rich_table, summary_table, write_table
+from fedasync.report.throughput_figure import throughput_by_axis
 from fedasync.report.timeline import timeline
 from fedasync.report.trace import trace_events, write_trace
 
@@ -28,6 +32,8 @@ __all__ = [
     "Speedup",
     "band",
     "brief_tables",
+    "cluster_timeline",
+    "length_bias",
     "markdown",
     "mean_interval",
     "metric_over_time",
@@ -37,13 +43,18 @@ __all__ = [
     "ranking_table",
     "ranking_tables",
     "readable_ranking",
+    "readable_rollouts",
     "readable_table",
     "rich_table",
+    "rollouts_table",
     "save",
+    "shares",
     "speedup",
     "speedup_by_axis",
     "staleness",
+    "staleness_kinds",
     "summary_table",
+    "throughput_by_axis",
     "timeline",
     "trace_events",
     "utilisation",

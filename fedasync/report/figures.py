@@ -9,6 +9,7 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
+from fedasync.report.cluster import is_cluster
 from fedasync.report.comparisons import differences, standing
 from fedasync.report.measures import curves
 from fedasync.report.spec import Report
@@ -254,9 +255,12 @@ def _some(names: list[str], width: float) -> tuple[list[int], list[str]]:
 def utilisation(runs: Runs, report: Report | None = None, *, command: str = "") -> Figure:
     """Shares of slots × time that were useful, wasted and waiting, a bar a series; beside it how busy the server was.
 
-    Means over seeds, a panel a facet. Wasted is work that was rejected, failed or cancelled.
+    Means over seeds, a panel a facet. Wasted is work that was rejected, failed or cancelled. Raises ValueError for runs
+    of a cluster, whose slots are servers' (`shares`).
     """
     shown = arrange(runs, report)
+    if any(map(is_cluster, shown.runs)):
+        raise ValueError("report.figures: 'utilisation' is of clients' slots; of a cluster's servers 'shares' would do")
     columns = style.columns_for(len(shown.facets))
     rows = -(-len(shown.facets) // columns)
     width = 6.6 if columns == 1 else 3.6

@@ -157,6 +157,14 @@ def leases_between(run: Run, from_s: float, to_s: float, most: int) -> tuple[pl.
     return table, float(begun["time_s"][more]) if begun.height > more else to_s
 
 
+def times_between(run: Run, kind: str, window_s: tuple[float, float]) -> list[float]:
+    """When (s) rows of a kind happened, in a stretch of time with both its ends."""
+    import polars as pl
+
+    inside = (pl.col("kind") == kind) & pl.col("time_s").is_between(*window_s)
+    return run.read_events(lambda log: log.filter(inside).select("time_s"))["time_s"].to_list()
+
+
 def tracks(starts: Sequence[float], ends: Iterable[float]) -> list[int]:
     """Give every interval the lowest track that is free at its start, so that none overlap on a track.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedasync.report import style
-from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
+from fedasync.report.arrangement import Arrangement, Runs, Target, arrange, spoken
+from fedasync.report.by_axis import panels_along, places, title_without, x_ticks
 from fedasync.report.comparisons import Judged, speedups
 from fedasync.report.paired import Speedup
 from fedasync.report.spec import Report, listed
@@ -148,13 +149,11 @@ def speedup_by_axis(
     if axis is None:
         raise ValueError(f"report.x_axis: none given; there are: {listed(shown.facet_axes)}")
     base, aim = shown.baseline(), shown.target()
-    at = shown.facet_axes.index(axis)
-    labels = list(dict.fromkeys(facet[at] for facet in shown.facets))
+    at, labels, panels = panels_along(shown, axis)
     unknown = [label for label in ceilings or {} if label not in labels]
     if unknown:
         raise ValueError(f"ceilings: no label {unknown[0]!r} on axis {axis!r}; there are: {listed(labels)}")
-    panels = list(dict.fromkeys((*facet[:at], *facet[at + 1 :]) for facet in shown.facets))
-    place = _places(labels)
+    place = places(labels)
     figure, axes = style.panels(len(panels), (3.4, 2.7) if len(panels) > 1 else (5.6, 3.7))
     handles = {}
     for ax, panel in zip(axes, panels, strict=True):
@@ -173,10 +172,10 @@ def speedup_by_axis(
             )[0]
         for value, text in references:
             style.reference(ax, value, text)
-        _x_ticks(ax, labels, place)
+        x_ticks(ax, labels, place)
         ax.set_ylim(*_y_limits(ax))
         ax.grid(color="#EEEEEE", lw=0.7)
-        ax.set_title(style.wrap(_title_without(shown, panel, at), 44), loc="left")
+        ax.set_title(style.wrap(title_without(shown, panel, at), 44), loc="left")
     for ax in style.bottom(axes):
         ax.set_xlabel(spoken(axis))
     for ax in style.left(axes):
@@ -231,35 +230,6 @@ def _y_limits(ax: Axes) -> tuple[float, float]:
     """From 0 to above every point; a band of two seeds may run out of sight."""
     points = [float(y) for drawn in ax.lines for y in np.asarray(drawn.get_ydata(), np.float64)]
     return 0.0, 1.25 * max(points)
-
-
-def _places(labels: Sequence[str]) -> dict[str, float]:
-    try:
-        numbers = {label: float(label) for label in labels}
-    except ValueError:
-        return {label: float(i) for i, label in enumerate(labels)}
-    if not all(np.isfinite(x) for x in numbers.values()):
-        return {label: float(i) for i, label in enumerate(labels)}
-    return numbers
-
-
-def _x_ticks(ax: Axes, labels: Sequence[str], place: Mapping[str, float]) -> None:
-    xs = [place[label] for label in labels]
-    if min(xs) > 0 and max(xs) / min(xs) > 12:
-        ax.set_xscale("log")
-    ax.set_xticks(xs, [style.wrap(label, max(10, 44 // len(labels))) for label in labels])
-    ax.set_xticks([], minor=True)
-    ax.margins(x=0.1)
-
-
-def _title_without(shown: Arrangement, panel: Facet, at: int) -> str:
-    facet = next(facet for facet in shown.facets if (*facet[:at], *facet[at + 1 :]) == panel)
-    varying = [
-        f"{spoken(axis)} = {label}"
-        for i, (axis, label) in enumerate(zip(shown.facet_axes, facet, strict=True))
-        if i != at and len({other[i] for other in shown.facets}) > 1
-    ]
-    return ", ".join(varying)
 
 
 def _heading(target: Target | None, baseline: str) -> str:

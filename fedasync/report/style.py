@@ -176,6 +176,18 @@ def small_print(figure: Figure, *sentences: str, command: str = "") -> Text:
     return figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=6.5, color=FAINT)
 
 
+def settle(figure: Figure) -> None:
+    """Lay the figure out for good, with places of nine digits.
+
+    The solver of the layout can differ in the last digit from call to call, and an SVG has names made of such digits.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for ax in figure.axes:
+        left, bottom, width, height = (round(float(edge), 9) for edge in ax.get_position().bounds)
+        ax.set_position((left, bottom, width, height))
+
+
 def seeds_text(seeds: Sequence[int]) -> str:
     """``5 seeds (0–4)`` or ``3 seeds (0, 3, 7)``; one seed is said to give no interval."""
     if len(seeds) == 1:

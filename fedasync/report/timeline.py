@@ -9,7 +9,7 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Facet, Runs, arrange, spoken
-from fedasync.report.measures import first_leases, leases_between, tracks
+from fedasync.report.measures import first_leases, leases_between, times_between, tracks
 from fedasync.report.spec import Report
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def timeline(
     Raises ValueError for a facet that does not exist.
     """
     shown = arrange(runs, report, timeline_facet=None if facet is None else tuple(facet), timeline_s=window_s)
-    place = _facet(shown)
+    place = facet_of(shown)
     cells = {label: shown.at(label, place) for label in shown.series if shown.at(label, place)}
     seed = min(min(cell) for cell in cells.values())
     drawn = {label: cell.get(seed) or next(iter(cell.values())) for label, cell in cells.items()}
@@ -104,7 +104,8 @@ def timeline(
     return figure
 
 
-def _facet(shown: Arrangement) -> Facet:
+def facet_of(shown: Arrangement) -> Facet:
+    """The facet that the report asks timelines of, else the first. Raises ValueError for one that does not exist."""
     asked = shown.report.timeline_facet
     if not asked:
         return shown.facets[0]
@@ -175,22 +176,15 @@ def _draw_lanes(ax: Axes, table: pl.DataFrame, lanes: Sequence[tuple[int, int]])
 
 def _draw_versions(ax: Axes, run: Run, window: tuple[float, float]) -> int:
     """Draw a line a version, or every n-th; return n."""
-    times = _times(run, "committed", window)
+    times = times_between(run, "committed", window)
     every = next(n for n in (1, 2, 5, 10, 20, 50, 10**9) if len(times) / n <= _MOST_VERSION_LINES)
     for time in times[every - 1 :: every]:
         ax.axvline(time, color=style.INK, lw=0.6, alpha=0.45)
     return every
 
 
-def _times(run: Run, kind: str, window: tuple[float, float]) -> list[float]:
-    import polars as pl
-
-    inside = (pl.col("kind") == kind) & pl.col("time_s").is_between(*window)
-    return run.read_events(lambda log: log.filter(inside).select("time_s"))["time_s"].to_list()
-
-
 def _counts(run: Run, window: tuple[float, float], every: int) -> str:
-    versions, updates = (len(_times(run, kind, window)) for kind in ("committed", "consumed"))
+    versions, updates = (len(times_between(run, kind, window)) for kind in ("committed", "consumed"))
     thinned = f" (a line every {every})" if every > 1 else ""
     return f"{updates} updates in {versions} versions{thinned}"
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from fedasync.aggregation.model import Model
 
-EVENTS, METRICS, SUMMARY, CONFIG, MODEL = (
+EVENTS, METRICS, ROLLOUTS, SUMMARY, CONFIG, MODEL = (
     "events.parquet",
     "metrics.parquet",
+    "rollouts.parquet",
     "summary.json",
     "config.json",
     "model.safetensors",
@@ -34,10 +35,11 @@ EVENTS, METRICS, SUMMARY, CONFIG, MODEL = (
 class Run:
     """One run of one strategy on one world with one seed.
 
-    ``events`` and ``metrics`` are the two tables of docs/log.md; ``summary`` holds what is derived from them, and
-    ``config`` what was asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and
-    ``read_events`` take what is wanted of it. ``last_model`` is the last version as it comes out of a run; read
-    ``model``, which also finds it in the folder. ``record`` is the log as a runtime left it.
+    ``events`` and ``metrics`` are tables of docs/log.md, as is ``rollouts``, which only runs of a cluster have;
+    ``summary`` holds what is derived from them, and ``config`` what was asked for. A log of many million rows does not
+    go into memory as a table: ``scan_events`` and ``read_events`` take what is wanted of it. ``last_model`` is the last
+    version as it comes out of a run; read ``model``, which also finds it in the folder. ``record`` is the log as a
+    runtime left it.
     """
 
     config: dict[str, Any]
@@ -93,6 +95,25 @@ class Run:
             return pl.read_parquet(file)
 
     @cached_property
+    def rollouts(self) -> pl.DataFrame | None:
+        """A row an answer that was started; None for a run that generated none."""
+        found = self.scan_rollouts()
+        if found is None:
+            return None
+        with _readable(self.folder and self.folder / ROLLOUTS):
+            return found.collect()
+
+    def scan_rollouts(self) -> pl.LazyFrame | None:
+        """The table of rollouts as a query that is yet to be made; None for a run that generated none."""
+        if "rollouts" in self.tables:
+            return self.tables["rollouts"].lazy()
+        if self.folder is None or not (self.folder / ROLLOUTS).is_file():
+            return None
+        import polars as pl
+
+        return pl.scan_parquet(self.folder / ROLLOUTS)
+
+    @cached_property
     def model(self) -> Model | None:
         """The last version; None for a timing-only run."""
         if self.last_model is not None or self.folder is None or not (self.folder / MODEL).is_file():
@@ -130,11 +151,14 @@ class Run:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model, metrics, events = self.model, self.metrics, self.scan_events()  # of what may lie in this very folder
-        for stale in (SUMMARY, MODEL):
+        rollouts = self.rollouts
+        for stale in (SUMMARY, MODEL, ROLLOUTS):
             (folder / stale).unlink(missing_ok=True)
         write(folder / CONFIG, _json(self.config))
         write_table(folder / EVENTS, events)
         write_table(folder / METRICS, metrics.lazy())
+        if rollouts is not None:
+            write_table(folder / ROLLOUTS, rollouts.lazy())
         if model is not None:
             write(folder / MODEL, model.to_bytes())
         write(folder / SUMMARY, _json(self.summary))

@@ -41,6 +41,8 @@ class Answers:
         self.end_s = array("d")
         self.turns: dict[int, list[Turn]] = {}
         self._tries: dict[int, int] = {}
+        self._lost_before: dict[int, int] = {}
+        """Answer → stretches in the books when it was begun again: its own among them are lost."""
         self._leg_answer = array("q")
         self._leg_server = array("h")
         self._leg_from = array("d")
@@ -86,7 +88,8 @@ class Answers:
         self.generated[running.answer] += tokens
 
     def restart(self, answer: int) -> None:
-        """From the prompt again: what was generated is lost (its stretches stay in the books)."""
+        """From the prompt again: what was generated is lost."""
+        self._lost_before[answer] = len(self._leg_answer)
         self._tries[answer] = self.tries(answer) + 1
         self.generated[answer] = 0.0
         self.observed[answer] = 0
@@ -113,7 +116,12 @@ class Answers:
         leg_answer = np.frombuffer(self._leg_answer, np.int64)
         leg_server = np.frombuffer(self._leg_server, np.int16)
         leg_from, leg_to = np.frombuffer(self._leg_from), np.frombuffer(self._leg_to)
-        order = np.argsort(leg_server, kind="stable")
+        kept_from = np.zeros(count, np.int64)
+        kept_from[list(self._lost_before)] = list(self._lost_before.values())
+        kept = np.arange(len(leg_answer)) >= kept_from[leg_answer]
+        lost = np.bincount(leg_answer[~kept], (leg_to - leg_from)[~kept], count)
+        order = np.flatnonzero(kept)
+        order = order[np.argsort(leg_server[order], kind="stable")]
         cuts = np.searchsorted(leg_server[order], np.arange(len(servers) + 1))
         for server in servers:
             legs = order[cuts[server.number] : cuts[server.number + 1]]
@@ -145,6 +153,7 @@ class Answers:
             "answer": started % self.size,
             "prompt_tokens": np.array(self.prompt_tokens)[lease],
             "generated_tokens": np.rint(tokens[started]).astype(np.int64),
+            "lost_tokens": np.rint(lost[started]).astype(np.int64),
             "turns": np.array(self.turn)[started] + 1,
             "start_s": np.array(self.start_s)[started],
             "end_s": np.array(self.end_s)[started],

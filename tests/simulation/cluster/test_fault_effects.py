@@ -60,7 +60,8 @@ def test_policies_lose_groups_as_the_binomial_law_says(policy: PartialGroups, fa
         columns = simulation.answers.columns(simulation.rollouts.servers)
         whole = ~np.isnan(columns["end_s"])
         goal = np.array(simulation.answers.goal)[columns["lease"] * answers + columns["answer"]]
-        share = goal[whole].sum() / columns["generated_tokens"][whole].sum()
+        assert (columns["generated_tokens"] == goal)[whole].all()
+        share = goal[whole].sum() / (goal + columns["lost_tokens"])[whole].sum()
         assert share == pytest.approx(1 - failure, abs=0.02)  # each token is generated 1/(1 − p) times
         return
     least = answers if isinstance(policy, RequireFull) else policy.least
