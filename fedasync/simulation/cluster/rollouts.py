@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -81,6 +81,22 @@ class Rollouts:
             self._homeless.append(answer)
         else:
             self._send(answer, server, now)
+
+    def place_group(self, numbers: range, prompt_tokens: int, tokens: Sequence[int], now: float) -> None:
+        """``place`` for answers of one turn that have not begun, which is what a run does most."""
+        servers, start_s, where = self.servers, self.answers.start_s, self.answers.server
+        loads, ahead_s = self._loads, self._ahead_s
+        for answer, goal in zip(numbers, tokens, strict=True):
+            number = int(loads.argmin())
+            server = servers[number]
+            if self._in_turn or server.waiting or not server.has_room(prompt_tokens):
+                self.place(answer, now)
+                continue
+            where[answer] = number
+            start_s[answer] = now
+            server.start(now, answer, prompt_tokens, goal)
+            loads[number] += 1
+            ahead_s[number] = server.next_s()
 
     def withdraw(self, answer: int, now: float) -> None:
         """Nobody waits for this answer any more: it stops wherever it is."""

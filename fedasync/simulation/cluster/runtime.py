@@ -138,8 +138,9 @@ class ClusterSimulation:
         self._fill()
         while not self.ended:
             servers_s, agenda_s = rollouts.next_s, env.peek()
-            timer_s = self.coordinator.next_timer() if self._timed else None
-            next_s = min(servers_s, agenda_s) if timer_s is None else min(servers_s, agenda_s, timer_s)
+            next_s = servers_s if servers_s < agenda_s else agenda_s
+            if self._timed and (timer_s := self.coordinator.next_timer()) is not None:
+                next_s = min(next_s, timer_s)
             if next_s == inf:
                 self.ended = self._standstill()
                 break
@@ -232,9 +233,11 @@ class ClusterSimulation:
         if group.prompt_tokens > self._too_long:
             self._handle(self.coordinator.fail(lease.id, "prompt too long", self.now))
             return True
-        place, now = self.rollouts.place, self.now
-        for answer in numbers:
-            place(answer, now)
+        if group.turns is None:
+            self.rollouts.place_group(numbers, group.prompt_tokens, group.tokens, self.now)
+        else:
+            for answer in numbers:
+                self.rollouts.place(answer, self.now)
         return True
 
     def _next_prompt(self) -> Asked | None:
