@@ -253,7 +253,7 @@ def test_areal_716_with_tools_the_limit_is_of_episodes_and_servers_need_more_of_
         play(areal(batch=8, eta=None, limit=limit), cluster(slots=8, train_s=0.1), agents, versions=60)
         for limit in (8, 160)
     ]
-    shares = [simulation.use.shares()["servers"]["decoding"] for simulation in busy]
+    shares = [simulation.trainer.use.shares()["servers"]["decoding"] for simulation in busy]
     assert busy[0].now > 4 * busy[1].now
     assert shares[1] > 0.95
     assert max(len(server.ends) for server in busy[1].rollouts.servers) <= 8, (

@@ -65,7 +65,7 @@ class Mishaps:
             return
         server, version = simulation.rollouts.servers[down.server], simulation.coordinator.published
         simulation.rollouts.revive(server, simulation.now, version)
-        if simulation.keeps_servers_idle:
+        if simulation.trainer.keeps_servers_idle:
             simulation.rollouts.pause([server], simulation.now)
         simulation.note(f"server {down.server} is back with version {version}")
 
@@ -92,8 +92,8 @@ class Mishaps:
         simulation = self._simulation
         self.crashes += 1
         simulation.note("the trainer crashed" if crash.keeps_rollouts else "the whole run crashed")
-        simulation.crash(keeps_rollouts=crash.keeps_rollouts)
-        simulation.later(crash.restart_s, partial(simulation.restart, self.crashes))
+        simulation.trainer.crash(keeps_rollouts=crash.keeps_rollouts)
+        simulation.later(crash.restart_s, partial(simulation.trainer.restart, self.crashes))
 
     # -- answers -----------------------------------------------------------------------------------------------
 

@@ -8,11 +8,9 @@ Order at one instant: servers, then tools, then SimPy's events as scheduled, the
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 import simpy
 
@@ -24,7 +22,6 @@ from fedasync.core import (
     Failed,
     Published,
     Rejected,
-    Step,
     StepReady,
     Strategy,
 )
@@ -34,27 +31,16 @@ from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.faults import Faults
 from fedasync.simulation.cluster.groups import AllowShort, RequireFull
 from fedasync.simulation.cluster.mishaps import Mishaps
+from fedasync.simulation.cluster.prompt_queue import Asked, PromptQueue
 from fedasync.simulation.cluster.prompts import Prompts, PromptStream
-from fedasync.simulation.cluster.publishing import AllAtOnce, OneByOne, Publishing
 from fedasync.simulation.cluster.rewards import RewardService
 from fedasync.simulation.cluster.rollouts import Rollouts
 from fedasync.simulation.cluster.settings import ClusterSettings
-from fedasync.simulation.cluster.time_use import StepTimes, TimeUse
-from fedasync.simulation.measuring import measuring
+from fedasync.simulation.cluster.trainer_side import TrainerSide
 
 HOPELESS = 1000
 """Groups in a row, beyond those in flight, that may end without being accepted before a run is given up; answers in a
 row that may be lost likewise."""
-
-
-class Asked(NamedTuple):
-    """What a lease asks: a prompt, in which epoch, for which time."""
-
-    prompt: int
-    epoch: int
-    attempt: int
-    failures: int = 0
-    """How many of its attempts before were the prompt's own failures."""
 
 
 @dataclass(frozen=True)
@@ -80,60 +66,37 @@ class ClusterSimulation:
     ) -> None:
         self.log = EventLog() if log is None else log
         self.coordinator = Coordinator(strategy, self.log)
-        self.cluster, self.settings = cluster, settings
         self.answers = Answers(prompts.answers)
         self.rollouts = Rollouts(cluster, self.answers)
         self.incidents: list[Incident] = []
         self.ended = ""
         self.now = 0.0
-        self.times = StepTimes()
         self._env = simpy.Environment()
-        self._stream = PromptStream(prompts, seed)
+        self._cluster, self._settings = cluster, settings
+        self._queue = PromptQueue(PromptStream(prompts, seed), cluster.most_attempts)
         self._size = prompts.answers
         self._too_long = inf if prompts.most_prompt_tokens is None else prompts.most_prompt_tokens
-        self._position = 0
-        self._exhausted = False
-        self._again: deque[Asked] = deque()
-        """Prompts that go out once more."""
         self._asked: list[Asked] = []
         """What each lease asks."""
-        self._left = array("h")
+        self._left = array("i")
         """Answers of a lease that are still to come."""
         self._given_up: dict[int, set[int]] = {}
         """Answers that a short group does without."""
+        self._delivered = array("i")
+        """Answers of a delivered group, their tokens, and the sum of the squares of those."""
         self._tokens = array("d")
-        """Tokens of a delivered group, and the sum of their squares, by answer."""
         self._squares = array("d")
-        self._cost = cluster.trainer_cost
-        self._step: Step | None = None
-        """The step that waits for the trainer, or that it makes."""
-        self._training = False
-        self._crashed = False
-        self._free_since_s = self._training_since_s = self._sync_began_s = 0.0
-        self.use = TimeUse(cluster, self.rollouts)
         self.mishaps = Mishaps(self, faults, cluster, seed)
-        kind = AllAtOnce if cluster.weights.order == "all_at_once" or cluster.colocated else OneByOne
-        self._publishing: Publishing = kind(
-            cluster, self.rollouts, lambda: self.now, self.later, self.mishaps, self._published
-        )
-        self._syncing = False
-        """The trainer waits until servers have the new weights."""
-        self._switching = False
-        """… or until the GPUs of a colocated cluster generate again."""
+        self.trainer = TrainerSide(self, cluster, settings, seed)
         self.rewards = RewardService(cluster.reward, seed, lambda: self.now, self.later, self._graded)
         self._timed = strategy.lease_timeout_s is not None or strategy.max_staleness is not None
-        self._limit_s = inf if settings.time_s is None else settings.time_s
-        self._most_versions = inf if settings.versions is None else settings.versions
-        self._most_updates = inf if settings.updates is None else settings.updates
-        self._fruitless = 0
-        self._measured = measuring(strategy, settings.divergence, seed)
-        self._lost_in_row = 0
-        self._down_since_s = 0.0
+        self._fruitless = self._lost_in_row = 0
         self._counts_samples = getattr(strategy.admission, "limit_samples", None) is not None
 
     def run(self) -> None:
         """From the first prompt to the end of the run; ``ended`` says what ended it."""
-        rollouts, env = self.rollouts, self._env
+        rollouts, env, publishing = self.rollouts, self._env, self.trainer.publishing
+        limit_s = inf if self._settings.time_s is None else self._settings.time_s
         self.mishaps.schedule()
         self._fill()
         while not self.ended:
@@ -144,8 +107,8 @@ class ClusterSimulation:
             if next_s == inf:
                 self.ended = self._standstill()
                 break
-            if next_s > self._limit_s:
-                self.now, self.ended = self._limit_s, "time"
+            if next_s > limit_s:
+                self.now, self.ended = limit_s, "time"
                 break
             if next_s > self.mishaps.patience_s:
                 self.now, self.ended = self.mishaps.patience_s, f"stalled: {self.explain()}"
@@ -158,13 +121,12 @@ class ClusterSimulation:
             elif agenda_s == next_s:
                 env.step()
             else:
-                self._handle(self.coordinator.on_timer(next_s))
+                self.handle(self.coordinator.on_timer(next_s))
                 self._fill()
-            if self._publishing.draining:  # whatever happened may have ended, or stopped, the last that runs
-                self._publishing.look()
+            if publishing.draining:  # whatever happened may have ended, or stopped, the last that runs
+                publishing.look()
                 self._fill()
-        self._trainer_did()
-        self.use.until(self.now)
+        self.trainer.finish()
 
     def explain(self) -> str:
         """Who waits for whom, in one line."""
@@ -172,15 +134,11 @@ class ClusterSimulation:
         down = sum(not server.is_up for server in self.rollouts.servers)
         if down:
             parts.append(f"{down} of {len(self.rollouts.servers)} servers are down")
-        if self._training:
-            parts.append("the trainer is in a step")
-        elif self._crashed:
-            parts.append("the trainer is down")
-        elif self._syncing:
-            parts.append(f"the trainer waits: {self._publishing.explain()}")
+        if (trainer := self.trainer.explain()) is not None:
+            parts.append(trainer)
         if (graded := self.rewards.explain()) is not None:
             parts.append(graded)
-        if self._exhausted:
+        if self._queue.exhausted:
             parts.append("the data set is exhausted")
         return "; ".join(parts)
 
@@ -201,7 +159,7 @@ class ClusterSimulation:
 
     def _fill(self) -> None:
         """Give out what admission allows."""
-        if self._syncing or self.ended or self._crashed:
+        if self.trainer.holds_up or self.ended:
             return
         while (slots := self.coordinator.slots) > 0 and not self.ended:  # a refused prompt leaves its slot to the next
             for _ in range(slots):
@@ -210,28 +168,22 @@ class ClusterSimulation:
 
     def _ask(self) -> bool:
         """Send the next prompt to the servers; False when none is there or none may go."""
-        asked = self._next_prompt()
-        if asked is None:
-            return False
-        passed_over = []
-        while asked is not None and self.coordinator.has_to_wait(asked.prompt):  # it has its turn of this round
-            passed_over.append(asked)
-            asked = self._next_prompt()
-        self._again.extendleft(reversed(passed_over))
+        asked = self._queue.next(self.coordinator.has_to_wait)
         if asked is None:
             return False
         lease = self.coordinator.request(asked.prompt, self.now, self._size)
         if lease is None:
-            self._again.appendleft(asked)
+            self._queue.put_back(asked)
             return False
-        group = self._stream.group(asked.prompt, asked.epoch, asked.attempt)
+        group = self._queue.group(asked)
         numbers = self.answers.add(asked.prompt, lease.base_version, group)
         self._asked.append(asked)
         self._left.append(self._size)
+        self._delivered.append(0)
         self._tokens.append(0.0)
         self._squares.append(0.0)
         if group.prompt_tokens > self._too_long:
-            self._handle(self.coordinator.fail(lease.id, "prompt too long", self.now))
+            self.handle(self.coordinator.fail(lease.id, "prompt too long", self.now))
             return True
         if group.turns is None:
             self.rollouts.place_group(numbers, group.prompt_tokens, group.tokens, self.now)
@@ -240,24 +192,10 @@ class ClusterSimulation:
                 self.rollouts.place(answer, self.now)
         return True
 
-    def _next_prompt(self) -> Asked | None:
-        if self._again:
-            return self._again.popleft()
-        found = self._stream.prompt_at(self._position)
-        if found is None:
-            self._exhausted = True
-            return None
-        self._position += 1
-        return Asked(*found, 0)
-
-    def _ask_again(self, lease_id: int, *, counts: bool) -> None:
-        """The prompt goes back to the queue; ``counts``: as a failed attempt, of which there may be so many."""
-        asked = self._asked[lease_id]
-        failures = asked.failures + counts
-        if counts and failures >= self.cluster.most_attempts:
-            self.note(f"prompt {asked.prompt} is given up after {failures} attempts")
-            return
-        self._again.append(asked._replace(attempt=asked.attempt + 1, failures=failures))
+    def _ask_again(self, lease_id: int, *, failed: bool) -> None:
+        given_up = self._queue.ask_again(self._asked[lease_id], failed=failed)
+        if given_up is not None:
+            self.note(given_up)
 
     # -- answers come back -------------------------------------------------------------------------------------
 
@@ -296,16 +234,16 @@ class ClusterSimulation:
         if self._lost_in_row > HOPELESS + most:
             self.ended = f"nothing accepted: the last {self._lost_in_row} answers were lost ({why}); {self.explain()}"
             return
-        policy = self.cluster.partial_groups
+        policy = self._cluster.partial_groups
         if isinstance(policy, RequireFull):
-            self._handle(self.coordinator.fail(lease, why, self.now))
+            self.handle(self.coordinator.fail(lease, why, self.now))
         elif isinstance(policy, AllowShort):
             given_up = self._given_up.setdefault(lease, set())
             given_up.add(answer)
             self.coordinator.sample_done(lease)
             self._left[lease] -= 1
             if self._size - len(given_up) < policy.least:
-                self._handle(self.coordinator.fail(lease, why, self.now))
+                self.handle(self.coordinator.fail(lease, why, self.now))
             elif not self._left[lease]:
                 self._deliver(lease)
         else:
@@ -322,8 +260,9 @@ class ClusterSimulation:
                 length = prompt_tokens + goal[answer] + observed[answer]
                 tokens += length
                 squares += length * length
+        self._delivered[lease] = self._size - len(given_up)
         self._tokens[lease], self._squares[lease] = tokens, squares
-        self._handle(self.coordinator.deliver(lease, self.now))
+        self.handle(self.coordinator.deliver(lease, self.now))
 
     def _stop(self, lease: int) -> None:
         """Nobody waits for a lease any more: its answers stop where they are."""
@@ -335,29 +274,27 @@ class ClusterSimulation:
 
     # -- what the coordinator says -----------------------------------------------------------------------------
 
-    def _handle(self, events: list[Event]) -> None:
+    def handle(self, events: list[Event]) -> None:
+        """Do what the coordinator says."""
         for event in events:
             if isinstance(event, StepReady):
-                self._step = event.step
-                self._train()
+                self.trainer.take(event.step)
             elif isinstance(event, Published):
-                self._syncing = self._publishing.holds_up
-                self._sync_began_s = self.now
-                self._publishing.begin(event.version, event.in_flight)
+                self.trainer.publish(event)
             elif isinstance(event, Cancelled):
                 self._stop(event.lease.id)
-                if event.reason != "stale" or self.cluster.dropped == "requeue":
-                    self._ask_again(event.lease.id, counts=False)
+                if event.reason != "stale" or self._cluster.dropped == "requeue":
+                    self._ask_again(event.lease.id, failed=False)
             elif isinstance(event, Failed):
                 self._stop(event.lease.id)
                 if event.reason != "prompt too long":
-                    self._ask_again(event.lease.id, counts=event.reason != "the run crashed")
+                    self._ask_again(event.lease.id, failed=event.reason != "the run crashed")
                 self._count_fruitless(event.reason)
             elif isinstance(event, Rejected):
                 if not event.ignored:
                     self._count_fruitless(event.reason)
-                    if self.cluster.dropped == "requeue":
-                        self._ask_again(event.lease_id, counts=False)
+                    if self._cluster.dropped == "requeue":
+                        self._ask_again(event.lease_id, failed=False)
             else:
                 self._fruitless = 0
 
@@ -369,131 +306,26 @@ class ClusterSimulation:
                 f"{self.explain()}"
             )
 
-    # -- the trainer -------------------------------------------------------------------------------------------
+    # -- for the trainer ---------------------------------------------------------------------------------------
 
-    def _train(self) -> None:
-        """Begin the step that waits, if the trainer is free."""
-        step = self._step
-        if step is None or self._training or self._syncing or self._crashed or self.ended:
-            return
-        self._training = True
-        leases = [arrival.lease.id for arrival in step.entering]
-        tokens = sum(self._tokens[lease] for lease in leases)
-        squares = sum(self._squares[lease] for lease in leases)
-        seconds = self._cost.seconds(tokens, squares, self._size * len(leases))
-        self.times.begin(step, self.now, seconds, self.now - self._free_since_s, tokens)
-        self.use.trainer("waiting", self._free_since_s, self.now)
-        self._training_since_s = self.now
-        if self.cluster.colocated:
-            self.rollouts.pause(self.rollouts.servers, self.now)
-            seconds += self.cluster.switch_s
-        number = self.mishaps.crashes
-        self.later(seconds, lambda: self._trained(number))
+    def sizes(self, leases: Sequence[int]) -> tuple[float, float, int]:
+        """Tokens of delivered groups, the sum of the squares of their answers' tokens, and how many answers."""
+        return (
+            sum(self._tokens[lease] for lease in leases),
+            sum(self._squares[lease] for lease in leases),
+            sum(self._delivered[lease] for lease in leases),
+        )
 
-    def _trained(self, number: int) -> None:
-        if number != self.mishaps.crashes:
-            return  # the trainer crashed in this step
-        coordinator = self.coordinator
-        self._training = False
-        self._step = None
-        switch_s = self.cluster.switch_s if self.cluster.colocated else 0.0
-        self.use.trainer("training", self._training_since_s, self.now - switch_s)
-        self.use.trainer("switching", self.now - switch_s, self.now)
-        self._free_since_s = self.now
-        measured = None if self._measured is None else self._measured(coordinator, self.now)
-        published = coordinator.published
-        events = coordinator.commit(self.now, measured)
-        events.sort(key=lambda event: not isinstance(event, Cancelled))  # they stop before anything is loaded
-        self.times.committed(coordinator, self.now)
-        if coordinator.version == self.settings.warm_up_versions:
-            self.use.start_over(self.now)
-        self.mishaps.committed()
-        if coordinator.version >= self._most_versions:
+    def count_versions(self) -> None:
+        """A version was made, perhaps the last."""
+        settings, coordinator = self._settings, self.coordinator
+        if settings.versions is not None and coordinator.version >= settings.versions:
             self.ended = "versions"
-        elif coordinator.ledger.consumed >= self._most_updates:
+        elif settings.updates is not None and coordinator.ledger.consumed >= settings.updates:
             self.ended = "updates"
-        if self.cluster.colocated and coordinator.published == published:
-            self._syncing = self._switching = True
-            self.later(switch_s, self._generate_again)
-        self._handle(events)
-
-    def _generate_again(self) -> None:
-        """The GPUs of a colocated cluster go back to generating under the old weights."""
-        self.rollouts.reopen(self.rollouts.servers, self.now, None, recompute=True)
-        self._switching = False
-        if not self._crashed:
-            self.use.trainer("switching", self._free_since_s, self.now)
-        self._synced()
-
-    def _published(self) -> None:
-        """The servers have the new weights, or need nothing more of the trainer."""
-        if not self._publishing.holds_up:
-            return
-        if not self._crashed:
-            self.use.trainer("syncing", self._sync_began_s, self.now)
-        self.times.synced(self.now - self._sync_began_s)
-        switch_s = self.cluster.switch_s
-        if self.cluster.colocated and switch_s:
-            self.rollouts.pause(self.rollouts.servers, self.now)
-            self._free_since_s = self.now
-            self._switching = True
-            self.later(switch_s, self._generate_again)
-            return
-        self._synced()
-
-    def _synced(self) -> None:
-        self._syncing = False
-        self._free_since_s = self.now
-        self._train()
-
-    def _trainer_did(self) -> None:
-        """Book what the trainer is at, up to now, because that ends here."""
-        if self._crashed:
-            self.use.trainer("down", self._down_since_s, self.now)
-        elif self._training:
-            self.use.trainer("training", self._training_since_s, self.now)
-        elif self._switching:
-            self.use.trainer("switching", self._free_since_s, self.now)
-        elif self._syncing:
-            self.use.trainer("syncing", self._sync_began_s, self.now)
-        else:
-            self.use.trainer("waiting", self._free_since_s, self.now)
-
-    # -- faults ------------------------------------------------------------------------------------------------
-
-    @property
-    def keeps_servers_idle(self) -> bool:
-        """The GPUs of a colocated cluster do not generate: they train, or switch back."""
-        return self.cluster.colocated and (self._training or self._syncing)
-
-    def crash(self, *, keeps_rollouts: bool) -> None:
-        """The trainer dies, and what it knew is what it had written: the state of the coordinator at this moment.
-
-        Weights that are on their way arrive all the same: they were written when their version was made.
-        """
-        self._trainer_did()
-        self._crashed = True
-        self._down_since_s = self.now
-        self._training = False
-        state = self.coordinator.snapshot()
-        self.coordinator = Coordinator.restore(self.coordinator.strategy, state, self.log)
-        self._step = self.coordinator.step
-        self._free_since_s = self.now
-        if not keeps_rollouts:
-            for lease in self.coordinator.leases:
-                self._handle(self.coordinator.fail(lease.id, "the run crashed", self.now))
-
-    def restart(self, crash: int) -> None:
-        """The trainer is back from its so-manieth crash, and makes again the step that it was in."""
-        if crash != self.mishaps.crashes:
-            return  # it has crashed anew at this very moment
-        self._crashed = False
-        self.use.trainer("down", self._down_since_s, self.now)
-        self._free_since_s = self._sync_began_s = self.now
-        self._train()
 
     def _standstill(self) -> str:
         """Nothing will ever happen any more."""
-        if self._exhausted and not self.coordinator.in_flight:
+        if self._queue.exhausted and not self.coordinator.in_flight:
             return f"data exhausted: {self.explain()}"
         return f"stalled: {self.explain()}"

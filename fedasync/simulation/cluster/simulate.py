@@ -89,10 +89,10 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
     strategy, settings, prompts = request.strategy, request.settings, request.prompts
     coordinator = simulation.coordinator
     ledger = coordinator.ledger.as_dict()
-    metrics = simulation.times.table()
+    metrics = simulation.trainer.times.table()
     rollouts = rollouts_frame(simulation.answers.columns(simulation.rollouts.servers))
     last, best = last_and_best(metrics)
-    shares = simulation.use.shares()
+    shares = simulation.trainer.use.shares()
     told = told_by_the_log(
         record.chunks(),
         ledger,
@@ -100,7 +100,7 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
         end_s=simulation.now,
         slots=strategy.admission.most_in_flight,
         max_staleness=strategy.max_staleness,
-        server_busy_s=simulation.times.training_s,
+        server_busy_s=simulation.trainer.times.training_s,
         target=request.target,
     )
     by_answers = told_by_rollouts(

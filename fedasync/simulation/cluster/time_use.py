@@ -79,7 +79,7 @@ class StepTimes:
         self.training_s = 0.0
         """Spent in committed steps."""
 
-    def begin(self, step: Step, now: float, train_s: float, wait_s: float, tokens: float) -> None:
+    def begin(self, step: Step, train_s: float, wait_s: float, tokens: float) -> None:
         """The trainer begins a step."""
         ages = [step.staleness(arrival) for arrival in step.entering]
         self._open = {

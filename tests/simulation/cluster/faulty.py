@@ -93,5 +93,5 @@ def check_books(simulation: ClusterSimulation, asked: Prompts) -> None:
     assert len(trained) == coordinator.version * BATCH
     if asked.epochs is not None or asked.count is None:
         assert max(Counter(prompt for _, prompt in trained).values(), default=0) <= (asked.epochs or 1)
-    for shares in simulation.use.shares().values():
+    for shares in simulation.trainer.use.shares().values():
         assert simulation.now == 0 or abs(sum(shares.values()) - 1) < 1e-9, shares

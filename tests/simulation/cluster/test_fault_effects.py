@@ -73,7 +73,7 @@ def test_a_short_group_trains_on_what_it_has() -> None:
     of = cluster(partial_groups=AllowShort(1))
     faults = Faults(answer_failure_probability=0.3)
     simulation = play(SYNCHRONOUS, of, prompts(0.0, answers=2), faults=faults, versions=200)
-    table = simulation.times.table()
+    table = simulation.trainer.times.table()
     tokens = table.filter(table["name"] == "tokens")["value"].sum()
     # Of two answers 1 − p come each, given that not both fail.
     assert tokens / simulation.coordinator.ledger.consumed == pytest.approx(2000 * 0.7 / (1 - 0.09), rel=0.04)
@@ -95,7 +95,7 @@ def test_outages_that_follow_each_other_without_a_gap_are_one_long_one() -> None
     faults = Faults(servers_down=(ServerDown(0, 0.5, 2.0), ServerDown(0, 2.5, 3.0)))
     simulation = play(SYNCHRONOUS, cluster(), EXACT, faults=faults, versions=1)
     assert commits(simulation) == pytest.approx([7.5])
-    assert simulation.use.shares()["servers"]["down"] * 7.5 == pytest.approx(5.0)
+    assert simulation.trainer.use.shares()["servers"]["down"] * 7.5 == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("times", [0.5, 2.0, 7.0])
@@ -194,7 +194,7 @@ def test_a_crash_at_the_moment_of_a_restart_is_another_one() -> None:
     faults = Faults(trainer_crashes=(TrainerCrash(1.5, 1.0), TrainerCrash(2.5, 3.0)))
     simulation = play(SYNCHRONOUS, cluster(), EXACT, faults=faults, versions=1)
     assert commits(simulation) == pytest.approx([6.5])
-    shares = simulation.use.shares()["trainer"]
+    shares = simulation.trainer.use.shares()["trainer"]
     assert {what: share * 6.5 for what, share in shares.items() if share} == pytest.approx(
         {"waiting": 1.0, "training": 1.5, "down": 4.0}
     )
@@ -205,7 +205,7 @@ def test_weights_on_their_way_arrive_while_the_trainer_is_down() -> None:
     of = cluster(weights=replace(LOADING, load_s=2.0))
     simulation = play(SYNCHRONOUS, of, EXACT, faults=faults, versions=2)
     assert commits(simulation) == pytest.approx([2.0, 6.0])
-    shares = simulation.use.shares()["trainer"]
+    shares = simulation.trainer.use.shares()["trainer"]
     assert {what: share * 6 for what, share in shares.items() if share} == pytest.approx(
         {"waiting": 2.0, "training": 2.0, "syncing": 1.0, "down": 1.0}
     )

@@ -137,7 +137,7 @@ def test_a_trainer_that_crashes_at_any_moment_comes_back_and_makes_the_same_vers
             simulation = scenario(system(name, way), of, faults=Faults(trainer_crashes=crashes))
             assert simulation.ended == "versions"
             assert simulation.coordinator.version == VERSIONS
-            shares = simulation.use.shares()["trainer"]
+            shares = simulation.trainer.use.shares()["trainer"]
             assert shares["down"] * simulation.now == pytest.approx(1.1)
             assert shares["training"] * simulation.now >= VERSIONS * 0.5 - 1e-9
             ledger = simulation.coordinator.ledger

@@ -145,7 +145,7 @@ def test_mean_age_is_work_held_over_batch_and_at_most_eta_but_the_oldest_is_olde
     times = moves["time_s"].to_numpy()
     mean_held = held[:-1] @ np.diff(times) / (times[-1] - times[0])
     ages = column(simulation, "staleness", "consumed")
-    training = simulation.use.shares()["trainer"]["training"]
+    training = simulation.trainer.use.shares()["trainer"]["training"]
     assert abs(ages.mean() - (mean_held / BATCH - training)) <= 0.5
     assert ages.mean() <= eta
     assert ages.max() > eta

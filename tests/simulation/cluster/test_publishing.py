@@ -61,7 +61,7 @@ def test_while_servers_drain_the_trainer_waits_and_an_answer_has_one_version() -
     table = answers(simulation)
     assert set(table["segments"]) == {1}
     assert commits(simulation) == pytest.approx([1.5, 2.5, 8.5, 9.0])  # of what came at 3 s and at 8 s
-    shares = simulation.use.shares()
+    shares = simulation.trainer.use.shares()
     assert shares["trainer"]["syncing"] * 9 == pytest.approx(5.5)
     assert shares["servers"]["paused"] == 0.0
 
@@ -89,7 +89,7 @@ def test_the_kv_cache_is_computed_anew_or_kept(kv: str, prefill_s: float) -> Non
 def test_before_it_learns_of_a_version_a_server_goes_on_with_the_old_one() -> None:
     of = cluster(train_s=0.5, weights=Weights(transfer=False, load_s=0.25, poll_s=0.75))
     simulation = play(pair("interrupt", 2), of, ONE_LONG, versions=3)
-    table = simulation.times.table()
+    table = simulation.trainer.times.table()
     assert table.filter(table["name"] == "sync_s")["value"].to_list() == [0.0, 0.0, 1.0]
     assert simulation.rollouts.servers[0].paused_s == pytest.approx(0.25)
     columns = simulation.answers.columns(simulation.rollouts.servers)
@@ -124,8 +124,8 @@ def test_all_at_once_all_servers_stop_and_one_by_one_never_do(poll_s: Any) -> No
     together, in_turn = run("all_at_once", poll_s), run("one_by_one", poll_s)
     assert together.all_paused
     assert not in_turn.all_paused
-    assert together.use.shares()["trainer"]["syncing"] > 0
-    assert in_turn.use.shares()["trainer"]["syncing"] == 0
+    assert together.trainer.use.shares()["trainer"]["syncing"] > 0
+    assert in_turn.trainer.use.shares()["trainer"]["syncing"] == 0
     for simulation in (together, in_turn):
         paused_s = [server.paused_s for server in simulation.rollouts.servers]
         assert paused_s == pytest.approx([29 * 0.3] * 3, abs=0.3 + 1e-9)  # the last version arrives after the end
@@ -149,9 +149,9 @@ def test_on_a_colocated_cluster_generation_stops_while_training_goes_on() -> Non
     simulation = play(areal(batch=2, eta=1), of, asked, versions=2)
     # Trained from 1 s to 3 s, and 0.25 s each way; 2 s of generation are left then, at 3.5 s.
     assert answers(simulation)["end_s"][:4] == pytest.approx([1.0, 1.0, 5.5, 5.5])
-    spent = {what: share * simulation.now for what, share in simulation.use.shares()["trainer"].items() if share}
+    spent = {what: share * simulation.now for what, share in simulation.trainer.use.shares()["trainer"].items() if share}
     assert spent == pytest.approx({"waiting": 3.0, "training": 4.0, "switching": 0.75})
-    assert simulation.use.shares()["servers"]["decoding"] * simulation.now == pytest.approx(3.0)
+    assert simulation.trainer.use.shares()["servers"]["decoding"] * simulation.now == pytest.approx(3.0)
 
 
 AGENT = Turns(Constant(1.0), Constant(1000.0), (Tool("search", Constant(8.0), Constant(500.0)),))
@@ -164,7 +164,7 @@ def test_an_agent_holds_its_place_in_the_budget_for_its_whole_episode_and_the_se
 
     def decoding(limit: int) -> float:
         simulation = play(areal(batch=4, eta=9, limit=limit), cluster(slots=4, train_s=0.0), asked, versions=50)
-        return simulation.use.shares()["servers"]["decoding"]
+        return simulation.trainer.use.shares()["servers"]["decoding"]
 
     assert decoding(4) == pytest.approx(0.2, abs=0.01)
     assert decoding(20) == pytest.approx(1.0, abs=0.05)
