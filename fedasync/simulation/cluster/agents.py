@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.core.bounds import check_integer, check_real
-from fedasync.simulation.cluster.draws import Draws, Floats, Integers, quantiles, whole_tokens
+from fedasync.simulation.cluster.draws import Draws, Floats, Integers, check_tokens, quantiles, whole_tokens
 from fedasync.simulation.groups import check_shares
 from fedasync.simulation.laws import Constant, Law, Lognormal
 
@@ -160,7 +160,7 @@ class TurnDraws:
         place = np.arange(firsts[-1]) - firsts[who]
         answers = len(self._numbers)
         key = (prompts[who // answers], epoch, attempt, who % answers, place)
-        tokens = whole_tokens(self._segment_at(self._segments.uniform(*key)))
+        tokens = whole_tokens(self._segment_at(self._segments.uniform(*key)), self._most_tokens)
         tool_s, observed = self._tools(key)
         last = place == calls[who]
         if self._most_tokens is not None:
@@ -173,6 +173,7 @@ class TurnDraws:
             tokens, tool_s, observed, last, who = tokens[keep], tool_s[keep], observed[keep], last[keep], who[keep]
             firsts = np.searchsorted(who, np.arange(len(sizes) + 1))
         tool_s[last], observed[last] = 0.0, 0
+        check_tokens(np.bincount(who, tokens + observed).max())
         made = list(map(Turn, tokens.tolist(), tool_s.tolist(), observed.tolist()))
         bounds = firsts.tolist()
         by_answer = [made[start:end] for start, end in pairwise(bounds)]
@@ -187,7 +188,7 @@ class TurnDraws:
             mine = np.flatnonzero(which == number)
             own = tuple(part if isinstance(part, int) else part[mine] for part in key)
             seconds, answered = self._called(tool, own)
-            brought = np.rint(quantiles(tool.observation_tokens)(self._observation.uniform(*own))).astype(np.int64)
+            brought = whole_tokens(quantiles(tool.observation_tokens)(self._observation.uniform(*own)), least=0)
             tool_s[mine], observed[mine] = seconds, np.where(answered, brought, 0)
         return tool_s, observed
 

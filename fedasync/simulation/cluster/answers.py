@@ -37,6 +37,9 @@ class Answers:
         """Tokens that tools have added to its context."""
         self.turn = array("h")
         self.server = array("h")
+        """Where an answer is now, running, waiting or at a tool (`NOWHERE`: on no server)."""
+        self.ran_on = array("h")
+        """The server that ran it last."""
         self.start_s = array("d")
         self.end_s = array("d")
         self.turns: dict[int, list[Turn]] = {}
@@ -60,6 +63,7 @@ class Answers:
         self.observed.extend([0] * size)
         self.turn.extend([0] * size)
         self.server.extend([NOWHERE] * size)
+        self.ran_on.extend([NOWHERE] * size)
         self.start_s.extend([nan] * size)
         self.end_s.extend([nan] * size)
         if group.turns is not None:
@@ -96,6 +100,12 @@ class Answers:
         self.turn[answer] = 0
         self.server[answer] = NOWHERE
 
+    def close(self, lease: int) -> None:
+        """The lease has ended: what its answers were still to do is forgotten."""
+        if self.turns:
+            for answer in range(lease * self.size, (lease + 1) * self.size):
+                self.turns.pop(answer, None)
+
     def tries(self, answer: int) -> int:
         """How often it was begun again."""
         return self._tries.get(answer, 0)
@@ -111,7 +121,7 @@ class Answers:
         count = len(self.goal)
         first = np.full(count, np.iinfo(np.int64).max)
         last = np.full(count, -1)
-        segments = np.zeros(count, np.int64)
+        changes = np.zeros(count, np.int64)
         weighted, tokens = np.zeros(count), np.zeros(count)
         leg_answer = np.frombuffer(self._leg_answer, np.int64)
         leg_server = np.frombuffer(self._leg_server, np.int16)
@@ -120,6 +130,7 @@ class Answers:
         kept_from[list(self._lost_before)] = list(self._lost_before.values())
         kept = np.arange(len(leg_answer)) >= kept_from[leg_answer]
         lost = np.bincount(leg_answer[~kept], (leg_to - leg_from)[~kept], count)
+        version_from, version_to = np.zeros(len(leg_answer), np.int64), np.zeros(len(leg_answer), np.int64)
         order = np.flatnonzero(kept)
         order = order[np.argsort(leg_server[order], kind="stable")]
         cuts = np.searchsorted(leg_server[order], np.arange(len(servers) + 1))
@@ -132,16 +143,21 @@ class Answers:
             # ∫ version d(clock) up to each boundary: over a stretch it grows by the sum of its tokens' versions.
             area = np.concatenate([[0.0], np.cumsum(versions[:-1] * np.diff(clocks))])
 
+            version_from[legs], version_to[legs] = versions[at_begin], versions[at_end]
             np.minimum.at(first, answer, versions[at_begin])
             np.maximum.at(last, answer, versions[at_end])
-            np.add.at(segments, answer, at_end - at_begin + 1)
+            np.add.at(changes, answer, at_end - at_begin)
             np.add.at(tokens, answer, end - begin)
             by_end = area[at_end] + versions[at_end] * (end - clocks[at_end])
             by_begin = area[at_begin] + versions[at_begin] * (begin - clocks[at_begin])
             np.add.at(weighted, answer, by_end - by_begin)
-        nothing = segments == 0
+        by_answer = np.flatnonzero(kept)
+        by_answer = by_answer[np.argsort(leg_answer[by_answer], kind="stable")]  # each answer's, as they came
+        before, after = by_answer[:-1], by_answer[1:]
+        changed = (leg_answer[before] == leg_answer[after]) & (version_to[before] != version_from[after])
+        np.add.at(changes, leg_answer[after[changed]], 1)
+        nothing = last < 0
         first[nothing] = last[nothing] = np.repeat(np.array(self.base_version), self.size)[nothing]
-        segments[nothing] = 1
         started = np.flatnonzero(~np.isnan(np.array(self.start_s)))
         lease = started // self.size
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -157,10 +173,10 @@ class Answers:
             "turns": np.array(self.turn)[started] + 1,
             "start_s": np.array(self.start_s)[started],
             "end_s": np.array(self.end_s)[started],
-            "server": np.array(self.server)[started],
+            "server": np.array(self.ran_on)[started],
             "base_version": np.array(self.base_version)[lease],
             "first_version": first[started],
             "last_version": last[started],
             "mean_version": mean[started],
-            "segments": segments[started],
+            "segments": changes[started] + 1,
         }

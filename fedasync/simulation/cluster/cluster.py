@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from fedasync.core.bounds import check_choice, check_integer, check_real
+from fedasync.core.bounds import check_choice, check_integer, check_real, check_type
 from fedasync.simulation.cluster.decoding import Decoding, FixedSpeed, ServerCost, SharedSpeed
 from fedasync.simulation.cluster.groups import PartialGroups, Refill
 from fedasync.simulation.cluster.hardware import GPUS, MODELS, Gpu, LanguageModel
@@ -17,6 +17,9 @@ from fedasync.simulation.laws import Constant, Law
 Routing = Literal["least_loaded", "round_robin"]
 Dropped = Literal["replace", "requeue"]
 
+MOST_SERVERS = 32_767
+"""Answers note their servers in 16 bits."""
+
 
 @dataclass(frozen=True)
 class Reward:
@@ -26,8 +29,21 @@ class Reward:
     workers: int | None = None
 
     def __post_init__(self) -> None:
+        check_type("reward: latency_s", self.latency_s, Law, "a law such as Constant(1.0)")
         if self.workers is not None:
             check_integer("reward: workers", self.workers, 1)
+
+
+PARTS = {
+    "gpu": (str | Gpu, "the name of a preset, or a Gpu"),
+    "model": (str | LanguageModel, "the name of a preset, or a LanguageModel"),
+    "decoding": (Decoding | FixedSpeed | SharedSpeed, "a Decoding, a FixedSpeed or a SharedSpeed"),
+    "trainer": (Trainer, "a Trainer"),
+    "weights": (Weights, "a Weights"),
+    "reward": (Reward, "a Reward"),
+    "partial_groups": (PartialGroups, "a RequireFull, an AllowShort or a Refill"),
+}
+"""The types of a cluster's parts, and what is said where one has another."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,9 @@ class Cluster:
     have changed. ``partial_groups`` says what becomes of a group that loses an answer; ``dropped``, whether the prompt
     of a group that was dropped as too stale is asked again; ``most_attempts`` bounds how often a prompt whose group
     failed is.
+
+    Answers whose lengths have a bound beyond a server's KV cache are refused. Where no bound is known (a lognormal
+    without ``most_tokens``), a sequence that is alone on its server may outgrow the cache, and goes on.
     """
 
     generation_gpus: int
@@ -64,6 +83,10 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("generation_gpus", "training_gpus", "tensor_parallel", "most_attempts"):
             check_integer(name, getattr(self, name), 1)
+        for name in ("colocated", "prefix_cache"):
+            check_type(name, getattr(self, name), bool, "true or false")
+        for name, (kind, wanted) in PARTS.items():
+            check_type(name, getattr(self, name), kind, wanted)
         check_real("switch_s", self.switch_s, 0, inf)
         check_choice("routing", self.routing, Routing)
         check_choice("dropped", self.dropped, Dropped)
@@ -71,6 +94,19 @@ class Cluster:
             raise ValueError(
                 f"generation_gpus = {self.generation_gpus} do not make whole servers of {self.tensor_parallel} GPUs "
                 f"(tensor_parallel); a multiple of {self.tensor_parallel} would do"
+            )
+        if self.servers > MOST_SERVERS:
+            raise ValueError(
+                f"{self.servers:,} rollout servers (generation_gpus / tensor_parallel); ≤ {MOST_SERVERS:,} would do"
+            )
+        if self.switch_s and not self.colocated:
+            raise ValueError(
+                f"switch_s = {self.switch_s:g} says nothing where other GPUs train; colocated = true, or neither, would do"
+            )
+        if self.colocated and self.weights.order == "one_by_one":
+            raise ValueError(
+                "weights: order = 'one_by_one' says nothing on a colocated cluster, whose training stops all servers; "
+                "'all_at_once' would do"
             )
         if self.colocated and self.training_gpus != self.generation_gpus:
             raise ValueError(

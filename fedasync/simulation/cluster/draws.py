@@ -17,6 +17,9 @@ from fedasync.simulation.streams import Stream
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+MOST_TOKENS = 2**31 - 1
+"""Of a prompt, and of an answer with what tools said: they are kept in 32 bits."""
+
 _GOLD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -72,6 +75,20 @@ def quantiles(law: Law) -> Callable[[Floats], Floats]:
 
 
 def whole_tokens(lengths: Floats, most: int | None = None, *, least: int = 1) -> Integers:
-    """Lengths as whole numbers, at least one (or ``least``) and at most ``most`` (2⁴⁰ where none is given)."""
-    found: Integers = np.clip(np.rint(lengths), least, 2**40 if most is None else most).astype(np.int64)
+    """Lengths as whole numbers, at least one (or ``least``), cut at ``most``.
+
+    Raises ValueError for one beyond `MOST_TOKENS` that nothing cuts.
+    """
+    if most is None:
+        check_tokens(float(lengths.max(initial=0.0)))
+    found: Integers = np.clip(np.rint(lengths), least, most).astype(np.int64)
     return found
+
+
+def check_tokens(tokens: float) -> None:
+    """Raise ValueError for more tokens than can be counted."""
+    if tokens > MOST_TOKENS:
+        raise ValueError(
+            f"prompts: {tokens:.3g} tokens were drawn, of a prompt, an answer or a tool; ≤ {MOST_TOKENS:,} would do "
+            "(most_tokens cuts answers)"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log, sqrt
+from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +14,7 @@ import numpy as np
 
 from fedasync.core.bounds import check_real
 from fedasync.simulation.cluster.draws import Draws, Floats, Integers, quantiles
-from fedasync.simulation.laws import Law, Values
+from fedasync.simulation.laws import Constant, Law, Lognormal, Pareto, Uniform, Values, steps
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,21 +55,6 @@ class TwoLevel:
         """Of one answer, whatever its prompt."""
         return self.median * exp(self.sigma * NormalDist().inv_cdf(u))
 
-    def cut_share(self, most_tokens: float) -> float:
-        """Share of the answers that would be longer."""
-        if self.sigma == 0:
-            return float(self.median > most_tokens)
-        return NormalDist().cdf(log(self.median / most_tokens) / self.sigma)
-
-    def cut_moment(self, order: int, most_tokens: float) -> float:
-        """E[min(S, most)^order]."""
-        if self.sigma == 0:
-            return float(min(self.median, most_tokens) ** order)
-        reach = log(most_tokens / self.median) / self.sigma
-        below = NormalDist().cdf(reach - order * self.sigma)
-        moment = self.median**order * exp((order * self.sigma) ** 2 / 2)
-        return moment * below + most_tokens**order * self.cut_share(most_tokens)
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -95,6 +80,22 @@ class Recorded:
 
 
 AnswerTokens = TwoLevel | Recorded | Law
+
+
+def largest(law: AnswerTokens) -> float:
+    """What no draw of a law exceeds; inf where it has no end."""
+    if isinstance(law, TwoLevel):
+        return inf if law.sigma else law.median
+    if isinstance(law, Recorded):
+        return float(np.max(read_recorded(law.file)[1])) * law.scale
+    if isinstance(law, Lognormal):
+        return inf if law.sigma else law.mean
+    if isinstance(law, Pareto):
+        return inf if law.cap is None else law.cap
+    if isinstance(law, Constant | Uniform):
+        return law.value if isinstance(law, Constant) else law.high
+    found = steps(law)
+    return inf if found is None else max(found[0])
 
 
 def lengths(law: AnswerTokens, answers: int, seed: int) -> Lengths:

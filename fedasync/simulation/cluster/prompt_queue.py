@@ -31,10 +31,15 @@ class PromptQueue:
         """The data set has no further prompt."""
 
     def next(self, has_to_wait: Callable[[int], bool]) -> Asked | None:
-        """The first prompt that need not wait for a later round; None when there is none."""
-        passed_over = []
+        """The first prompt that need not wait for a later round; None when there is none, or all of the data set do."""
+        passed_over: list[Asked] = []
+        waiting: set[int] = set()
         while (asked := self._first()) is not None and has_to_wait(asked.prompt):
             passed_over.append(asked)
+            waiting.add(asked.prompt)
+            if len(waiting) == self._stream.count:  # another epoch would bring the same ones
+                asked = None
+                break
         self._again.extendleft(reversed(passed_over))
         return asked
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import NamedTuple
 
 import numpy as np
 
-from fedasync.core.bounds import check_integer
+from fedasync.core.bounds import check_integer, check_type
 from fedasync.simulation.cluster.agents import Turn, TurnDraws, Turns, resolve
-from fedasync.simulation.cluster.draws import Draws, Floats, Integers, quantiles, whole_tokens
-from fedasync.simulation.cluster.lengths import AnswerTokens, Recorded, TwoLevel, lengths
+from fedasync.simulation.cluster.draws import MOST_TOKENS, Draws, Floats, Integers, quantiles, whole_tokens
+from fedasync.simulation.cluster.lengths import AnswerTokens, Recorded, TwoLevel, largest, lengths
 from fedasync.simulation.laws import Constant, Law, Values
 
 __all__ = ["Group", "PromptStream", "Prompts", "Recorded", "Turn", "TwoLevel"]
@@ -20,6 +21,8 @@ BLOCK, TURNS_BLOCK = 512, 64
 """Prompts drawn together; fewer where answers are many turns each."""
 KEPT_BLOCKS = 8
 MOST_ANSWERS = 65_536
+MOST_PROMPTS = 10_000_000
+"""Of a data set: the order of an epoch is an array."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,24 @@ class Prompts:
 
     def __post_init__(self) -> None:
         check_integer("prompts: answers", self.answers, 1)
-        if self.answers > MOST_ANSWERS:
-            raise ValueError(f"prompts: answers must be ≤ {MOST_ANSWERS:,}, got {self.answers}")
+        check_type("prompts: shuffle", self.shuffle, bool, "true or false")
+        check_type("prompts: prompt_tokens", self.prompt_tokens, Law, "a law such as Constant(150.0)")
+        if self.answer_tokens is not None:
+            check_type("prompts: answer_tokens", self.answer_tokens, AnswerTokens, "a TwoLevel, a Recorded or a law")
+        if self.turns is not None:
+            check_type("prompts: turns", self.turns, Turns | str, "a Turns, or the name of a preset")
         for name in ("most_tokens", "most_prompt_tokens", "count", "epochs"):
             if getattr(self, name) is not None:
                 check_integer(f"prompts: {name}", getattr(self, name), 1)
+        most = {
+            "answers": MOST_ANSWERS,
+            "count": MOST_PROMPTS,
+            "most_tokens": MOST_TOKENS,
+            "most_prompt_tokens": MOST_TOKENS,
+        }
+        for name, bound in most.items():
+            if (getattr(self, name) or 0) > bound:
+                raise ValueError(f"prompts: {name} must be ≤ {bound:,}, got {getattr(self, name)}")
         if (self.answer_tokens is None) == (self.turns is None):
             got = "neither" if self.turns is None else "both"
             raise ValueError(f"prompts: give answer_tokens, or turns (whose segments have lengths), got {got}")
@@ -64,6 +80,25 @@ class Prompts:
     def total(self) -> int | None:
         """Prompts of all epochs; None: without end."""
         return None if self.count is None or self.epochs is None else self.count * self.epochs
+
+    @property
+    def longest(self) -> float:
+        """Tokens that no answer with its prompt and what tools said exceeds, where laws or cuts say so; else inf."""
+        prompt = _cut(self.prompt_tokens, self.most_prompt_tokens)
+        if self.answer_tokens is not None:
+            return prompt + max(1.0, _cut(self.answer_tokens, self.most_tokens))
+        turns = resolve(self.turns or "")
+        calls = max(1.0, _cut(turns.tool_calls, turns.most_tool_calls))
+        generated = (calls + 1) * max(1.0, _cut(turns.segment_tokens))
+        observed = max(_cut(tool.observation_tokens) for tool in turns.tools)
+        cut = generated if self.most_tokens is None else min(generated, self.most_tokens)
+        return prompt + cut + (calls * observed if observed else 0.0)
+
+
+def _cut(law: AnswerTokens, most: int | None = None) -> float:
+    """The most of a law, rounded, that is cut there."""
+    bound = largest(law)
+    return min(float(round(bound)) if isfinite(bound) else inf, inf if most is None else most)
 
 
 class Group(NamedTuple):
@@ -90,6 +125,7 @@ class PromptStream:
         law = prompts.prompt_tokens
         self._listed = np.array(law.values, np.float64) if isinstance(law, Values) else None
         self._prompt_at = quantiles(law)
+        self._most_prompt_tokens = None if prompts.most_prompt_tokens is None else MOST_TOKENS  # refused, not cut
         turns = None if prompts.turns is None else resolve(prompts.turns)
         self._turns = None if turns is None else TurnDraws(turns, prompts.answers, prompts.most_tokens, seed)
         self._block = BLOCK if turns is None else TURNS_BLOCK
@@ -98,6 +134,11 @@ class PromptStream:
         self._shuffled: dict[int, tuple[Integers, Integers]] = {}
         self._ready: dict[tuple[int, int], Group] = {}
         self._blocks: deque[list[tuple[int, int]]] = deque()
+
+    @property
+    def count(self) -> int | None:
+        """Prompts of the data set; None: without end."""
+        return self._prompts.count
 
     def prompt_at(self, position: int) -> tuple[int, int] | None:
         """The prompt that comes at a place ≥ 0 of the whole order, and its epoch; None when the data are exhausted."""
@@ -149,7 +190,7 @@ class PromptStream:
         return found
 
     def _draw(self, prompts: Integers, epoch: int, attempt: int) -> list[Group]:
-        prompt_tokens = whole_tokens(self._prompt_lengths(prompts), least=0).tolist()
+        prompt_tokens = whole_tokens(self._prompt_lengths(prompts), self._most_prompt_tokens, least=0).tolist()
         if self._turns is not None:
             made = self._turns(prompts, epoch, attempt)
             tokens = [[sum(turn.tokens for turn in answer) for answer in group] for group in made]

@@ -77,7 +77,7 @@ class AllAtOnce:
     def _failed(self) -> None:
         self._attempt += 1
         if self._mishaps.tries_again(self._version, self._attempt, self._now()):
-            self._after(self._mishaps.retry_s, self._transfer)
+            self._later(self._mishaps.retry_s, self._transfer)  # as an event, however soon: there may be thousands
         else:
             self._end(None)  # the servers go on with what they have
 
@@ -113,6 +113,7 @@ class OneByOne:
         self.under_way = False
         self._version = 0
         self._loading: RolloutServer | None = None
+        self._published_s = 0.0
         self._next = 0
         self._left = 0
         self._turn = 0
@@ -127,6 +128,7 @@ class OneByOne:
 
     def begin(self, version: int, in_flight: InFlight) -> None:
         self._version, self._interrupts = version, in_flight != "continue"
+        self._published_s = self._now()
         self._left = len(self._rollouts.servers) + self.under_way  # one that loads an older version has another turn
         if not self.under_way:
             self.under_way = True
@@ -137,7 +139,7 @@ class OneByOne:
         return f"servers load version {self._version} one by one, {self._left} to go"
 
     def look(self) -> None:
-        if self.draining and self._loading is not None and not self._loading.ends:
+        if self.draining and self._loading is not None and not (self._loading.ends or self._loading.evicted):
             self._transfer()
 
     def _go_on(self) -> None:
@@ -146,7 +148,8 @@ class OneByOne:
             server = servers[self._next]
             if server.is_up and server.version < self._version:
                 self._loading, self._attempt = server, 0
-                self._after(self._mishaps.poll_s(self._version, 1 + server.number), self._stop)
+                knows_s = self._published_s + self._mishaps.poll_s(self._version, 1 + server.number)
+                self._after(max(0.0, knows_s - self._now()), self._stop)
                 return
             self._next = (self._next + 1) % len(servers)
             self._left -= 1

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from fedasync.core import Cohort, Compass, Periodic, Quota, StalenessBudget, Strategy, Tiers
+from math import inf
+
+from fedasync.core import (
+    Cohort,
+    Compass,
+    Concurrency,
+    Periodic,
+    Quota,
+    StalenessBudget,
+    Strategy,
+    Tiers,
+    Tumbling,
+)
 from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.faults import Faults
+from fedasync.simulation.cluster.groups import AllowShort
 from fedasync.simulation.cluster.prompts import Prompts
 from fedasync.simulation.cluster.settings import ClusterSettings
 
@@ -18,8 +31,31 @@ def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: Clus
             f"{name}: {type(strategy.admission).__name__} with {type(strategy.buffer).__name__} sorts clients by speed "
             "or time, and a cluster has none; a row for a cluster, such as areal, would do"
         )
+    least = cluster.partial_groups.least if isinstance(cluster.partial_groups, AllowShort) else 1
+    if least > prompts.answers:
+        raise ValueError(
+            f"cluster: allow_short with least = {least} of groups of {prompts.answers} answers (prompts.answers) never "
+            f"delivers a short one; 1 to {prompts.answers} would do"
+        )
+    if isinstance(strategy.buffer, Tumbling) and settings.updates is not None:
+        versions = -(-settings.updates // strategy.buffer.size)
+        if settings.warm_up_versions >= versions:
+            raise ValueError(
+                f"run: warm_up_versions = {settings.warm_up_versions} leaves nothing to measure of {settings.updates} "
+                f"updates, which are {versions} versions of {strategy.buffer.size}; 0 to {versions - 1} would do"
+            )
     if prompts.count is not None:
         total = prompts.total
+        if (
+            isinstance(strategy.admission, Concurrency)
+            and strategy.admission.redispatch == "next_version"
+            and strategy.admission.limit > prompts.count
+        ):
+            raise ValueError(
+                f"{name}: {strategy.admission.limit} prompts at a time, each waiting for the step that uses it "
+                f"(redispatch = 'next_version'), cannot be had from a data set of {prompts.count}; prompts.count ≥ "
+                f"{strategy.admission.limit} would do"
+            )
         if isinstance(strategy.admission, Cohort) and strategy.admission.size > prompts.count:
             raise ValueError(
                 f"{name}: a round of {strategy.admission.size} prompts, each once, cannot be had from a data set of "
@@ -48,17 +84,9 @@ def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: Clus
         )
     if settings.divergence is not None and (refusal := settings.divergence.refusal(wanted)) is not None:
         raise ValueError(f"{name}: {refusal}")
-    longest = _longest(prompts)
-    capacity = cluster.server_cost.capacity_tokens
-    if longest is not None and longest > capacity:
+    longest, capacity = prompts.longest, cluster.server_cost.capacity_tokens
+    if capacity < longest < inf:
         raise ValueError(
-            f"cluster: an answer may need {longest:,} resident tokens, and the KV cache of a server holds "
+            f"cluster: an answer may need {longest:,.0f} resident tokens, and the KV cache of a server holds "
             f"{capacity:,.0f}; more GPUs a server (tensor_parallel), or shorter answers, would do"
         )
-
-
-def _longest(prompts: Prompts) -> int | None:
-    """Tokens of the longest answer with its prompt, where both are bounded."""
-    if prompts.most_tokens is None or prompts.most_prompt_tokens is None or prompts.turns is not None:
-        return None
-    return prompts.most_tokens + prompts.most_prompt_tokens

@@ -42,8 +42,6 @@ class Rollouts:
         """(time, answer): tools that will have answered."""
         self._homeless: list[int] = []
         """Answers for which no server is up."""
-        self._cached: dict[int, tuple[int, int]] = {}
-        """Answer at a tool → its server and that server's weights then, whose KV cache holds its context."""
 
     @property
     def next_s(self) -> float:
@@ -54,8 +52,8 @@ class Rollouts:
 
     @property
     def running(self) -> int:
-        """Sequences on servers."""
-        return sum(len(server.ends) for server in self.servers)
+        """Sequences on servers, those included that a full KV cache has put off."""
+        return sum(len(server.ends) + len(server.evicted) for server in self.servers)
 
     def step(self, now: float) -> int | None:
         """What ``next_s`` foresaw for now: the answer that has ended, or None."""
@@ -67,6 +65,7 @@ class Rollouts:
             for running in server.evict(now):
                 self.answers.stretch(running, server, server.clock - running.start_clock)
                 server.waiting.appendleft(running.answer)
+                server.evicted.add(running.answer)
             self._changed(server, now)
             return None
         ended = server.finish(now)
@@ -85,37 +84,44 @@ class Rollouts:
     def place_group(self, numbers: range, prompt_tokens: int, tokens: Sequence[int], now: float) -> None:
         """``place`` for answers of one turn that have not begun, which is what a run does most."""
         servers, start_s, where = self.servers, self.answers.start_s, self.answers.server
-        loads, ahead_s = self._loads, self._ahead_s
+        loads, ahead_s, ran_on = self._loads, self._ahead_s, self.answers.ran_on
         for answer, goal in zip(numbers, tokens, strict=True):
             number = int(loads.argmin())
             server = servers[number]
             if self._in_turn or server.waiting or not server.has_room(prompt_tokens):
                 self.place(answer, now)
                 continue
-            where[answer] = number
+            where[answer] = ran_on[answer] = number
             start_s[answer] = now
             server.start(now, answer, prompt_tokens, goal)
             loads[number] += 1
             ahead_s[number] = server.next_s()
 
-    def withdraw(self, answer: int, now: float) -> None:
-        """Nobody waits for this answer any more: it stops wherever it is."""
-        number = self.answers.server[answer]
-        if number == NOWHERE:
-            self._homeless = [other for other in self._homeless if other != answer]
-            return
-        server = self.servers[number]
-        running = server.withdraw(now, answer)
-        if running is not None:
-            self.answers.stretch(running, server, server.clock - running.start_clock)
-        elif answer in server.waiting:
-            server.waiting.remove(answer)
-        else:
-            self._returns = [entry for entry in self._returns if entry[1] != answer]
+    def withdraw(self, answers: Iterable[int], now: float) -> None:
+        """Nobody waits for these answers any more: they stop wherever they are, and then others are let in."""
+        gone = set(answers)
+        touched: dict[int, RolloutServer] = {}
+        at_tools = False
+        for answer in sorted(gone):
+            number = self.answers.server[answer]
+            if number == NOWHERE:
+                continue
+            server = touched[number] = self.servers[number]
+            running = server.withdraw(now, answer)
+            if running is not None:
+                self.answers.stretch(running, server, server.clock - running.start_clock)
+            elif answer in server.waiting:
+                server.waiting.remove(answer)
+                server.evicted.discard(answer)
+            else:
+                at_tools = True
+                server.release(answer)
+        self._homeless = [answer for answer in self._homeless if answer not in gone]
+        if at_tools:
+            self._returns = [entry for entry in self._returns if entry[1] not in gone]
             heapify(self._returns)
-            self._cached.pop(answer, None)
-            return
-        self._changed(server, now)
+        for server in touched.values():
+            self._changed(server, now)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -151,7 +157,6 @@ class Rollouts:
             self.answers.stretch(running, server, server.clock - running.start_clock)
         gone = [running.answer for running in lost] + list(server.waiting)
         server.waiting.clear()
-        self._cached = {answer: where for answer, where in self._cached.items() if where[0] != server.number}
         self._ahead_s[server.number] = inf
         self._loads[server.number] = DOWN
         return gone
@@ -174,8 +179,12 @@ class Rollouts:
 
     def _changed(self, server: RolloutServer, now: float) -> None:
         """Let in who waits, and foresee anew."""
+        if not server.is_up:
+            return
         waiting, answers = server.waiting, self.answers
-        while waiting and server.has_room(context := answers.context(waiting[0])):
+        while waiting and server.has_room(
+            context := answers.context(waiting[0]), evicted=bool(server.evicted) and waiting[0] in server.evicted
+        ):
             self._start(waiting.popleft(), context, server, now)
         self._loads[server.number] = len(server.ends) + len(waiting)
         self._ahead_s[server.number] = server.next_s()
@@ -194,8 +203,9 @@ class Rollouts:
     def _start(self, answer: int, context: int, server: RolloutServer, now: float) -> None:
         answers = self.answers
         prefilled = None
-        cached = self._cached.pop(answer, None) if self._cached else None
-        if cached == (server.number, server.version):
+        server.evicted.discard(answer)
+        answers.ran_on[answer] = server.number
+        if server.held and server.release(answer):
             prefilled = answers.turns[answer][answers.turn[answer] - 1].observation_tokens
         if answers.start_s[answer] != answers.start_s[answer]:  # NaN: it has not started before
             answers.start_s[answer] = now
@@ -207,20 +217,21 @@ class Rollouts:
         turns = answers.turns.get(answer) if answers.turns else None
         if turns is None or answers.turn[answer] + 1 >= len(turns):
             return False
-        turn = turns[answers.turn[answer]]
-        answers.turn[answer] += 1
-        answers.observed[answer] += turn.observation_tokens
         if self._prefix_cache:
-            self._cached[answer] = (server.number, server.version)
-        heappush(self._returns, (now + turn.tool_s, answer))
+            server.hold(answer, answers.context(answer))
+        heappush(self._returns, (now + turns[answers.turn[answer]].tool_s, answer))
         return True
 
     def _come_back(self, now: float, answer: int) -> None:
-        server = self.servers[self.answers.server[answer]]
+        """The tool has answered: the next turn begins, on the server of the turn before if that is there."""
+        answers = self.answers
+        answers.observed[answer] += answers.turns[answer][answers.turn[answer]].observation_tokens
+        answers.turn[answer] += 1
+        server = self.servers[answers.server[answer]]
         if server.is_up:
             self._send(answer, server, now)
         else:
-            self.answers.server[answer] = NOWHERE
+            answers.server[answer] = NOWHERE
             self.place(answer, now)
 
     def _least_loaded(self) -> RolloutServer | None:

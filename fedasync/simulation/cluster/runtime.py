@@ -89,7 +89,7 @@ class ClusterSimulation:
         self.mishaps = Mishaps(self, faults, cluster, seed)
         self.trainer = TrainerSide(self, cluster, settings, seed)
         self.rewards = RewardService(cluster.reward, seed, lambda: self.now, self.later, self._graded)
-        self._timed = strategy.lease_timeout_s is not None or strategy.max_staleness is not None
+        self._timed = strategy.lease_timeout_s is not None
         self._fruitless = self._lost_in_row = 0
         self._counts_samples = getattr(strategy.admission, "limit_samples", None) is not None
 
@@ -201,11 +201,10 @@ class ClusterSimulation:
 
     def _generated(self, answer: int) -> None:
         """An answer has its last token."""
-        if not self.mishaps.harmless:
-            if self.mishaps.goes_wrong(answer):
-                self._fill()
-                return
-            self._lost_in_row = 0
+        if not self.mishaps.harmless and self.mishaps.goes_wrong(answer):
+            self._fill()
+            return
+        self._lost_in_row = 0
         self.answers.end_s[answer] = self.now
         if self._counts_samples:
             self.coordinator.sample_done(answer // self._size)
@@ -260,33 +259,38 @@ class ClusterSimulation:
                 length = prompt_tokens + goal[answer] + observed[answer]
                 tokens += length
                 squares += length * length
+        answers.close(lease)
         self._delivered[lease] = self._size - len(given_up)
         self._tokens[lease], self._squares[lease] = tokens, squares
         self.handle(self.coordinator.deliver(lease, self.now))
 
-    def _stop(self, lease: int) -> None:
-        """Nobody waits for a lease any more: its answers stop where they are."""
-        first, answers = lease * self._size, self.answers
-        given_up = self._given_up.pop(lease, ()) if self._given_up else ()
-        for answer in range(first, first + self._size):
-            if answers.end_s[answer] != answers.end_s[answer] and answer not in given_up:
-                self.rollouts.withdraw(answer, self.now)
+    def _stop(self, leases: Sequence[int]) -> None:
+        """Nobody waits for these leases any more: their answers stop where they are."""
+        end_s, unfinished = self.answers.end_s, []
+        for lease in leases:
+            given_up = self._given_up.pop(lease, ()) if self._given_up else ()
+            for answer in range(lease * self._size, (lease + 1) * self._size):
+                if end_s[answer] != end_s[answer] and answer not in given_up:
+                    unfinished.append(answer)
+        self.rollouts.withdraw(unfinished, self.now)
+        for lease in leases:
+            self.answers.close(lease)
 
     # -- what the coordinator says -----------------------------------------------------------------------------
 
     def handle(self, events: list[Event]) -> None:
         """Do what the coordinator says."""
+        if stopped := [event.lease.id for event in events if isinstance(event, (Cancelled, Failed))]:
+            self._stop(stopped)  # all of them, before anybody is let in to their places
         for event in events:
             if isinstance(event, StepReady):
                 self.trainer.take(event.step)
             elif isinstance(event, Published):
                 self.trainer.publish(event)
             elif isinstance(event, Cancelled):
-                self._stop(event.lease.id)
                 if event.reason != "stale" or self._cluster.dropped == "requeue":
                     self._ask_again(event.lease.id, failed=False)
             elif isinstance(event, Failed):
-                self._stop(event.lease.id)
                 if event.reason != "prompt too long":
                     self._ask_again(event.lease.id, failed=event.reason != "the run crashed")
                 self._count_fruitless(event.reason)

@@ -63,6 +63,9 @@ class RolloutServer:
         "decoding_s",
         "down_s",
         "ends",
+        "evicted",
+        "held",
+        "held_tokens",
         "is_full",
         "is_up",
         "number",
@@ -89,6 +92,11 @@ class RolloutServer:
         """Their ends, which numbers alone are searched faster in."""
         self.waiting: deque[int] = deque()
         """Answers that wait for room."""
+        self.evicted: set[int] = set()
+        """Those among them that a full KV cache gave up."""
+        self.held: dict[int, int] = {}
+        """Answers that are at a tool, and the tokens of theirs that the KV cache holds meanwhile, as long as it can."""
+        self.held_tokens = 0
         self.paused = False
         self.is_full = False
         """What ``next_s`` foresaw last is a full KV cache, not an end."""
@@ -117,10 +125,17 @@ class RolloutServer:
         """Answers that run or wait here."""
         return len(self.ends) + len(self.waiting)
 
-    def has_room(self, context: int) -> bool:
-        """A sequence of that many tokens may start now; one always may on an empty server."""
+    def prefilled_s(self, now: float) -> float:
+        """Seconds of prefill until now: a prefill is booked whole when it begins."""
+        return self.prefill_s - max(0.0, self.at_s - now)
+
+    def has_room(self, context: int, *, evicted: bool = False) -> bool:
+        """A sequence of that many tokens may start now; one always may on an empty server.
+
+        A closed server takes only those that a full KV cache has ``evicted`` from it.
+        """
         running = len(self.ends)
-        if running >= self._most or self.paused or self.closed or not self.is_up:
+        if running >= self._most or self.paused or (self.closed and not evicted) or not self.is_up:
             return False
         return not running or self.context + context <= ADMIT_BELOW * self._capacity
 
@@ -132,7 +147,8 @@ class RolloutServer:
         running = len(ends)
         x = self._end_clocks[0] - self.clock
         self.is_full = False
-        if running > 1 and (room := (self._capacity - self.context) / running) < x:
+        free = self._capacity - self.context - self.held_tokens
+        if (running > 1 or self.held) and (room := free / running) < x:
             x = max(0.0, room)
             self.is_full = True
         context_s = self._context_s
@@ -166,6 +182,8 @@ class RolloutServer:
         ``prefilled`` of its tokens are computed first (None: all); the others of the server wait for that.
         """
         self.advance(now)
+        while self.held and self.context + self.held_tokens + context > self._capacity:
+            self.release(next(iter(self.held)))
         clock = self.clock
         end_clock = clock + tokens
         place = bisect(self._end_clocks, end_clock)
@@ -192,19 +210,39 @@ class RolloutServer:
         return ended
 
     def evict(self, now: float) -> list[Running]:
-        """The youngest sequences, which a full KV cache gives up."""
+        """The youngest sequences, which a full KV cache gives up, after all that it only holds."""
         self.advance(now)
         given_up = []
+        while self.held and self.context + self.held_tokens > EVICT_TO * self._capacity:
+            self.release(next(iter(self.held)))
         while len(self.ends) > 1 and self.context > EVICT_TO * self._capacity:
             youngest = max(self.ends, key=lambda entry: (entry.start_clock, entry.answer))
             given_up.append(self._take_out(youngest))
         return given_up
 
     def withdraw(self, now: float, answer: int) -> Running | None:
-        """Stop a sequence; None when it does not run here."""
+        """Stop a sequence; None when it does not run here. What is left of its prefill is not done."""
         self.advance(now)
         found = next((entry for entry in self.ends if entry.answer == answer), None)
-        return None if found is None else self._take_out(found)
+        if found is None:
+            return None
+        if self.at_s > now and found.start_clock == self.clock:
+            left_s = min(self.at_s - now, self._prefill_seconds(found.context, float(found.context) ** 2))
+            self.at_s -= left_s
+            self.prefill_s -= left_s
+        return self._take_out(found)
+
+    def hold(self, answer: int, tokens: int) -> None:
+        """Keep in the KV cache, if there is room, what an answer at a tool will need again."""
+        if self.context + self.held_tokens + tokens <= self._capacity:
+            self.held[answer] = tokens
+            self.held_tokens += tokens
+
+    def release(self, answer: int) -> bool:
+        """Hold no more; whether it was held."""
+        tokens = self.held.pop(answer, None)
+        self.held_tokens -= tokens or 0
+        return tokens is not None
 
     def fail(self, now: float) -> list[Running]:
         """The server dies: all that ran on it stops."""
@@ -212,6 +250,8 @@ class RolloutServer:
         lost = sorted(self.ends, key=lambda entry: entry.answer)
         self.ends.clear()
         self._end_clocks.clear()
+        self.evicted.clear()
+        self._forget_held()
         self.context = self.squares = 0.0
         self.prefill_s -= max(0.0, self.at_s - now)
         self.at_s = now
@@ -244,10 +284,17 @@ class RolloutServer:
     def load_weights(self, version: int) -> None:
         """What is generated from here on is of that version."""
         self.version = version
+        self._forget_held()
         self.boundaries.append((self.clock, version))
 
     def set_slowness(self, now: float, times: float) -> None:
+        """From now on everything takes so many times as long, what is left of a prefill included."""
         self.advance(now)
+        left_s = max(0.0, self.at_s - now)
+        more_s = left_s * (times / self.slowness - 1.0)
+        self.at_s += more_s
+        self.prefill_s += more_s
+        self._unfinished_s *= times / self.slowness
         self.slowness = times
 
     def tokens_of(self, entry: Running) -> float:
@@ -263,9 +310,16 @@ class RolloutServer:
         self.clock += x
 
     def _prefill(self, tokens: float, squares: float) -> None:
-        seconds = (tokens * self._prefill_token_s + squares * self._prefill_square_s) * self.slowness
+        seconds = self._prefill_seconds(tokens, squares)
         self.prefill_s += seconds
         self.at_s += seconds
+
+    def _prefill_seconds(self, tokens: float, squares: float) -> float:
+        return (tokens * self._prefill_token_s + squares * self._prefill_square_s) * self.slowness
+
+    def _forget_held(self) -> None:
+        self.held.clear()
+        self.held_tokens = 0
 
     def _leave(self, entry: Running) -> None:
         if not self.ends:

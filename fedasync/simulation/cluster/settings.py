@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fedasync.core.bounds import check_integer, check_real
+from fedasync.core.bounds import check_integer, check_real, check_type
 from fedasync.publication.modelled import ModelledDivergence
 
 
@@ -34,6 +34,14 @@ class ClusterSettings:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         check_integer("warm_up_versions", self.warm_up_versions, 0)
+        check_type("keep_rollouts", self.keep_rollouts, bool, "true or false")
+        if self.divergence is not None:
+            check_type("divergence", self.divergence, ModelledDivergence, "a ModelledDivergence")
+        if self.updates is not None and self.warm_up_versions >= self.updates:
+            raise ValueError(
+                f"warm_up_versions = {self.warm_up_versions} leaves nothing of {self.updates} updates to measure, for a "
+                f"version takes at least one; 0 to {self.updates - 1} would do"
+            )
         if self.versions is not None and self.warm_up_versions >= self.versions:
             raise ValueError(
                 f"warm_up_versions = {self.warm_up_versions} leaves nothing of {self.versions} versions to measure; "

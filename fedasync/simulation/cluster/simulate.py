@@ -17,7 +17,7 @@ from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.faults import Faults
 from fedasync.simulation.cluster.prompts import Prompts
 from fedasync.simulation.cluster.refusals import check
-from fedasync.simulation.cluster.runtime import ClusterSimulation
+from fedasync.simulation.cluster.runtime import ClusterSimulation, Incident
 from fedasync.simulation.cluster.settings import ClusterSettings
 from fedasync.simulation.federated import fewer_collections
 from fedasync.simulation.simulate import BrokenLawError
@@ -92,7 +92,13 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
     metrics = simulation.trainer.times.table()
     rollouts = rollouts_frame(simulation.answers.columns(simulation.rollouts.servers))
     last, best = last_and_best(metrics)
-    shares = simulation.trainer.use.shares()
+    shares: dict[str, dict[str, float | None]] = {**simulation.trainer.use.shares()}
+    if settings.warm_up_versions and coordinator.version <= settings.warm_up_versions:
+        shares = {who: dict.fromkeys(parts) for who, parts in shares.items()}
+        simulation.note(
+            f"the run made {coordinator.version} versions, and its warm-up takes {settings.warm_up_versions}: "
+            "throughput, staleness and shares of time are not measured"
+        )
     told = told_by_the_log(
         record.chunks(),
         ledger,
@@ -136,7 +142,7 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
         "rollouts": by_answers,
         "gpus": request.cluster.gpus,
         "usd_per_hour": request.cluster.gpus * request.cluster.hardware.usd_per_hour,
-        "incidents": [asdict(incident) for incident in simulation.incidents[:MOST_INCIDENTS]],
+        "incidents": [asdict(incident) for incident in _told(simulation.incidents)],
         "incidents_total": len(simulation.incidents),
         "unfit": [],
         "unfit_total": 0,
@@ -148,6 +154,11 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
     config = _describe(request) if request.config is None else request.config
     tables = {"metrics": metrics, **({"rollouts": rollouts} if settings.keep_rollouts else {})}
     return Run(config, summary, tables, record=record)
+
+
+def _told(incidents: list[Incident]) -> list[Incident]:
+    """The first, and the last, which may say why nothing was measured."""
+    return incidents if len(incidents) <= MOST_INCIDENTS else [*incidents[: MOST_INCIDENTS - 1], incidents[-1]]
 
 
 def _describe(request: ClusterRequest) -> dict[str, Any]:

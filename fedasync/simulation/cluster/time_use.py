@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TRAINER = ("training", "syncing", "switching", "waiting", "down")
 SERVERS = ("decoding", "prefilling", "paused", "down", "idle")
+PARTS = {"waiting": "wait_s", "syncing": "sync_s", "switching": "switch_s", "down": "down_s", "lost": "lost_s"}
+"""What a step's time is spent on besides ``train_s``, and the metrics that say how long; they add up to ``step_s``."""
 
 
 class TimeUse:
@@ -24,7 +26,7 @@ class TimeUse:
         self._servers = rollouts.servers
         self._from_s = 0.0
         self._trainer = dict.fromkeys(TRAINER, 0.0)
-        self._before = self._spent()
+        self._before = self._spent(0.0)
         self._end_s = 0.0
 
     def trainer(self, what: str, from_s: float, to_s: float) -> None:
@@ -36,7 +38,7 @@ class TimeUse:
         self._trainer = dict.fromkeys(TRAINER, 0.0)
         for server in self._servers:
             server.advance(now)
-        self._before = self._spent()
+        self._before = self._spent(now)
         self._from_s = now
 
     def until(self, now: float) -> None:
@@ -53,15 +55,15 @@ class TimeUse:
         trainer = {what: self._trainer[what] / whole_s for what in TRAINER}
         trainer["waiting"] += max(0.0, 1.0 - sum(trainer.values()))  # since the last step
         area_s = whole_s * len(self._servers)
-        spent = self._spent()
+        spent = self._spent(self._end_s)
         servers = {what: (spent[what] - self._before[what]) / area_s for what in spent}
         servers["idle"] = max(0.0, 1.0 - sum(servers.values()))
         return {"trainer": trainer, "servers": servers}
 
-    def _spent(self) -> dict[str, float]:
+    def _spent(self, now: float) -> dict[str, float]:
         return {
             "decoding": sum(server.decoding_s for server in self._servers),
-            "prefilling": sum(server.prefill_s for server in self._servers),
+            "prefilling": sum(server.prefilled_s(now) for server in self._servers),
             "paused": sum(server.paused_s for server in self._servers),
             "down": sum(server.down_s for server in self._servers),
         }
@@ -74,17 +76,16 @@ class StepTimes:
         self._rows: list[dict[str, float]] = []
         self._at_s: list[float] = []
         self._open: dict[str, float] = {}
+        self._parts = dict.fromkeys(PARTS.values(), 0.0)
         self._last_s = 0.0
-        self._sync_s = 0.0
         self.training_s = 0.0
         """Spent in committed steps."""
 
-    def begin(self, step: Step, train_s: float, wait_s: float, tokens: float) -> None:
-        """The trainer begins a step."""
+    def begin(self, step: Step, train_s: float, tokens: float) -> None:
+        """The trainer begins a step, perhaps anew after a crash."""
         ages = [step.staleness(arrival) for arrival in step.entering]
         self._open = {
             "train_s": train_s,
-            "wait_s": wait_s,
             "tokens": tokens,
             "staleness_mean": sum(ages) / len(ages),
             "staleness_max": max(ages),
@@ -99,18 +100,18 @@ class StepTimes:
             {
                 "step_s": step_s,
                 **self._open,
-                "sync_s": self._sync_s,
+                **self._parts,
                 "tokens_per_second": self._open["tokens"] / step_s if step_s > 0 else float("inf"),
                 "publications": coordinator.publications,
                 "checks": coordinator.checks,
             }
         )
         self._at_s.append(now)
-        self._last_s, self._sync_s = now, 0.0
+        self._last_s, self._parts = now, dict.fromkeys(PARTS.values(), 0.0)
 
-    def synced(self, seconds: float) -> None:
-        """The trainer waited so long for the servers to take new weights: part of the next step's time."""
-        self._sync_s += seconds
+    def spent(self, what: str, seconds: float) -> None:
+        """So long the trainer was at one of `PARTS`: part of the time of the step that is committed next."""
+        self._parts[PARTS[what]] += seconds
 
     def table(self) -> pl.DataFrame:
         """time_s, version, name, value."""

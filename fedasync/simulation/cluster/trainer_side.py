@@ -40,6 +40,8 @@ class TrainerSide:
         """It waits until servers have the new weights."""
         self._switching = False
         """… or until the GPUs of a colocated cluster generate again."""
+        self._stands_still = False
+        """The GPUs of a colocated cluster have stopped generating, for a step."""
         self._free_since_s = self._training_since_s = self._sync_began_s = self._down_since_s = 0.0
 
     @property
@@ -50,7 +52,7 @@ class TrainerSide:
     @property
     def keeps_servers_idle(self) -> bool:
         """The GPUs of a colocated cluster do not generate: they train, or switch back."""
-        return self._cluster.colocated and (self._training or self._syncing)
+        return self._stands_still
 
     def explain(self) -> str | None:
         """What it is at, in words; None when it waits for a step."""
@@ -75,10 +77,11 @@ class TrainerSide:
         self._training = True
         tokens, squares, answers = simulation.sizes([arrival.lease.id for arrival in step.entering])
         seconds = self._cost.seconds(tokens, squares, answers)
-        self.times.begin(step, seconds, now - self._free_since_s, tokens)
-        self.use.trainer("waiting", self._free_since_s, now)
+        self.times.begin(step, seconds, tokens)
+        self._spent("waiting", self._free_since_s, now)
         self._training_since_s = now
         if self._cluster.colocated:
+            self._stands_still = True
             simulation.rollouts.pause(simulation.rollouts.servers, now)
             seconds += self._switch_s
         crashes = simulation.mishaps.crashes
@@ -92,7 +95,7 @@ class TrainerSide:
         now, coordinator = simulation.now, simulation.coordinator
         self._training, self._step = False, None
         self.use.trainer("training", self._training_since_s, now - self._switch_s)
-        self.use.trainer("switching", now - self._switch_s, now)
+        self._spent("switching", now - self._switch_s, now)
         self._free_since_s = now
         measured = None if self._measured is None else self._measured(coordinator, now)
         published = coordinator.published
@@ -122,8 +125,7 @@ class TrainerSide:
             return
         simulation = self._simulation
         if not self._crashed:
-            self.use.trainer("syncing", self._sync_began_s, simulation.now)
-        self.times.synced(simulation.now - self._sync_began_s)
+            self._spent("syncing", self._sync_began_s, simulation.now)
         if self._switch_s:
             simulation.rollouts.pause(simulation.rollouts.servers, simulation.now)
             self._free_since_s = simulation.now
@@ -138,11 +140,11 @@ class TrainerSide:
         simulation.rollouts.reopen(simulation.rollouts.servers, simulation.now, None, recompute=True)
         self._switching = False
         if not self._crashed:
-            self.use.trainer("switching", self._free_since_s, simulation.now)
+            self._spent("switching", self._free_since_s, simulation.now)
         self._free()
 
     def _free(self) -> None:
-        self._syncing = False
+        self._syncing = self._stands_still = False
         self._free_since_s = self._simulation.now
         self._begin()
 
@@ -170,7 +172,7 @@ class TrainerSide:
         if crash != simulation.mishaps.crashes:
             return  # it has crashed anew at this very moment
         self._crashed = False
-        self.use.trainer("down", self._down_since_s, simulation.now)
+        self._spent("down", self._down_since_s, simulation.now)
         self._free_since_s = self._sync_began_s = simulation.now
         self._begin()
 
@@ -189,4 +191,12 @@ class TrainerSide:
             (True, "waiting", self._free_since_s),
         )
         what, since_s = next((what, since_s) for holds, what, since_s in states if holds)
-        self.use.trainer(what, since_s, self._simulation.now)
+        if what == "training":  # in vain: the step is made again, if ever
+            self.use.trainer(what, since_s, self._simulation.now)
+            self.times.spent("lost", self._simulation.now - since_s)
+        else:
+            self._spent(what, since_s, self._simulation.now)
+
+    def _spent(self, what: str, from_s: float, to_s: float) -> None:
+        self.use.trainer(what, from_s, to_s)
+        self.times.spent(what, to_s - from_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedasync.core.bounds import check_integer, check_real
+from fedasync.core.bounds import check_integer, check_real, check_type
 from fedasync.simulation.cluster.hardware import Gpu, LanguageModel
 
 WAYS = ("mfu", "tokens_per_second_per_gpu", "step_s", "seconds_per_token")
@@ -51,6 +51,8 @@ class Trainer:
     activation_recompute: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("recompute_logprobs", "activation_recompute"):
+            check_type(f"trainer: {name}", getattr(self, name), bool, "true or false")
         given = [name for name in WAYS if getattr(self, name) is not None]
         if len(given) != 1:
             got = " and ".join(given) or "none"

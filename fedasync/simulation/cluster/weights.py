@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedasync.core.bounds import check_choice, check_integer, check_real
+from fedasync.core.bounds import check_choice, check_integer, check_real, check_type
 from fedasync.simulation.cluster.hardware import Gpu, LanguageModel
 from fedasync.simulation.laws import Law
 
@@ -36,6 +36,9 @@ class Weights:
     sharded: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("transfer", "sharded"):
+            check_type(f"weights: {name}", getattr(self, name), bool, "true or false")
+        check_type("weights: poll_s", self.poll_s, Law | int | float, "a number ≥ 0, or a law such as Constant(1.0)")
         check_real("weights: pause_s", self.pause_s, 0)
         check_real("weights: load_s", self.load_s, 0)
         if isinstance(self.poll_s, int | float):
@@ -58,7 +61,3 @@ class Weights:
             return 0.0
         rate = gpu.network_bytes_per_second if self.bytes_per_second is None else self.bytes_per_second
         return model.weight_bytes / (rate * tensor_parallel if self.sharded else rate)
-
-    def bytes_moved(self, model: LanguageModel) -> float:
-        """Bytes that an update brings to one server."""
-        return model.weight_bytes if self.transfer else 0.0

@@ -82,4 +82,6 @@ def test_quantiles_of_an_array_are_those_of_the_law(law: Law) -> None:
 
 def test_lengths_become_whole_tokens_within_limits() -> None:
     assert whole_tokens(np.array([0.2, 1.6, 2.4, 1e6]), 100).tolist() == [1, 2, 2, 100]
-    assert whole_tokens(np.array([0.2, 1e300]), least=0).tolist() == [0, 2**40]
+    assert whole_tokens(np.array([0.2, 2**31 - 1]), least=0).tolist() == [0, 2**31 - 1]
+    with pytest.raises(ValueError, match=r"^prompts: 2.15e\+09 tokens were drawn"):
+        whole_tokens(np.array([1.0, 2**31]))

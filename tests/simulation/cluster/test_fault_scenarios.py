@@ -250,7 +250,7 @@ def test_random_faults_end_or_recover_too(
     seed: int,
 ) -> None:
     of = small(
-        weights={"order": order},
+        weights={"order": "all_at_once" if colocated else order},
         partial_groups=policy,
         **({"colocated": True, "training_gpus": 2, "switch_s": 0.1} if colocated else {}),
     )

@@ -22,7 +22,6 @@ def test_pause_transfer_and_load_follow_each_other() -> None:
     model = MODELS["7b"]
     weights = Weights(pause_s=5.0, load_s=2.0, bytes_per_second=model.weight_bytes / 3)
     assert weights.seconds(H800, model, 4) == pytest.approx(10.0)
-    assert weights.bytes_moved(model) == model.weight_bytes
 
 
 def test_parts_over_links_of_their_own_travel_together() -> None:
@@ -34,7 +33,6 @@ def test_parts_over_links_of_their_own_travel_together() -> None:
 def test_without_transfer_only_pause_and_load_take_time() -> None:
     weights = Weights(pause_s=1.0, load_s=0.5, transfer=False)
     assert weights.seconds(H800, MODELS["32b"], 1) == 1.5
-    assert weights.bytes_moved(MODELS["32b"]) == 0
 
 
 def test_the_poll_delay_is_a_number_or_a_law_in_toml() -> None:
