@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 EXP ?= staleness_sweep
+FILE ?= areal_128
 ARGS ?=
 PEERS ?=
 
-.PHONY: help sim run test test-slow lint bench clean
+.PHONY: help sim plan validation run test test-slow lint bench clean
 
 help:
 	@echo "make sim EXP=name [ARGS='--seeds 5 --set run.time_s=100']   a study of sims/ under the virtual clock"
+	@echo "make plan FILE=name                                         search a configuration: a plan of sims/plans, or a file"
+	@echo "make validation                                             published numbers beside predictions: docs/validation-rl.md"
 	@echo "make run EXP=name                                           an experiment of experiments/ on a real runtime"
 	@echo "make bench [PEERS='flwr flgo appfl']                        lease completions, or client updates beside peers"
 	@echo "make test | test-slow | lint | clean"
@@ -23,6 +26,12 @@ $(READY): pyproject.toml constraints.txt
 
 sim: $(READY)
 	@$(BIN)/fedasync sim $(EXP) $(ARGS)
+
+plan: $(READY)
+	@$(BIN)/fedasync plan $(FILE) $(ARGS)
+
+validation: $(READY)
+	@$(BIN)/fedasync validate $(ARGS)
 
 run: $(READY)
 	@test -f experiments/$(EXP).toml || { echo "experiments/$(EXP).toml does not exist: \

@@ -11,19 +11,24 @@ Rooms: ``core`` (decisions), ``aggregation`` (arrays), ``strategies`` (the table
 from fedasync import report, strategies, workloads
 from fedasync.core import Strategy, staleness
 from fedasync.runs.run import Run
-from fedasync.simulation import Clients, Intervals, OnOff, Population, Settings, laws, simulate
+from fedasync.simulation import Clients, Intervals, OnOff, Population, Settings, cluster, laws, simulate
+from fedasync.simulation.cluster import Cluster, Prompts, simulate_cluster
 
 __all__ = [
     "Clients",
+    "Cluster",
     "Intervals",
     "OnOff",
     "Population",
+    "Prompts",
     "Run",
     "Settings",
     "Strategy",
+    "cluster",
     "laws",
     "report",
     "simulate",
+    "simulate_cluster",
     "staleness",
     "strategies",
     "workloads",

@@ -1,4 +1,4 @@
-"""The command line: ``fedasync sim``, ``list``, ``plot``, ``show``, ``world``, ``conformance``."""
+"""The command line, ``fedasync``: a study, a plan, their pictures, and what the package says of itself."""
 
 from __future__ import annotations
 
@@ -48,6 +48,24 @@ def list_studies() -> None:
 
 
 @app.command()
+def plan(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A plan file, or the name of one in sims/plans/.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the base, e.g. --set run.versions=20."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a processor).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the plan's results (default: results/plans/NAME).")
+    ] = None,
+) -> None:
+    """Search a configuration within limits, confirm the best over seeds, and recommend it."""
+    from fedasync.studies.plan import run_plan
+
+    raise typer.Exit(run_plan(file, changes or [], jobs, out))
+
+
+@app.command()
 def world(
     study: Annotated[str, typer.Argument(help="A study file, or the name of one in sims/.")],
     changes: Annotated[
@@ -77,6 +95,20 @@ def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder
     from fedasync.studies.show import show_run
 
     show_run(run)
+
+
+@app.command()
+def validate(
+    page: Annotated[
+        Path | None, typer.Argument(metavar="PAGE", help="The page to write into (docs/validation-rl.md).")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a processor).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the studies' results.")] = DEFAULT_OUT,
+) -> None:
+    """Run the studies of published numbers, and write predicted beside published into a page."""
+    from fedasync.studies.validate import validate
+
+    raise typer.Exit(validate(page, jobs, out))
 
 
 @app.command()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedasync.cli import main
-from fedasync.strategies import STRATEGIES
+from fedasync.strategies import FEDERATED, ROLLOUTS
 from fedasync.studies.build import build
 from fedasync.studies.study import load
 
@@ -37,9 +38,10 @@ def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_readme_has_a_row_for_every_strategy_and_no_other() -> None:
-    table = (ROOT / "README.md").read_text().split("| strategy | admission |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(STRATEGIES)
+@pytest.mark.parametrize(("head", "rows"), [("strategy", FEDERATED), ("for a cluster", ROLLOUTS)])
+def test_the_readme_has_a_row_for_every_strategy_and_no_other(head: str, rows: tuple[Any, ...]) -> None:
+    table = (ROOT / "README.md").read_text().split(f"| {head} | admission |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [row.__name__ for row in rows]
 
 
 def test_a_strategy_of_ones_own_runs_as_the_page_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral, Real
-from typing import get_args
+from typing import Any, get_args
 
 
 def check_integer(name: str, value: object, minimum: int) -> None:
@@ -29,6 +29,12 @@ def check_real(
         limits.append(f"{'<' if below else '≤'} {high:g}")
     accepted = " ".join(["a finite number", " and ".join(limits)]).strip()
     raise ValueError(f"{name} must be {accepted}, got {value!r}")
+
+
+def check_type(name: str, value: object, kind: Any, wanted: str) -> None:
+    """Raise ValueError unless ``value`` is of a type, or of one of a union; ``wanted`` says so in words."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: object) -> None:

@@ -39,6 +39,12 @@ def tokens_per_second(run: Run) -> float | None:
     return throughput(run, "generated_tokens_per_second") if found is None else found
 
 
+def share_of_time(run: Run, who: str, what: str) -> float | None:
+    """Of the trainer's time, or of servers × time; None where the run ended in its warm-up."""
+    found = run.summary["shares"][who].get(what, 0.0)
+    return None if found is None else float(found)
+
+
 def staleness(run: Run, kind: str) -> dict[str, Any] | None:
     """The row of one definition of staleness; None where nothing was trained."""
     return next((row for row in run.summary["rollouts"]["staleness"] if row["kind"] == kind), None)

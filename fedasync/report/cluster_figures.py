@@ -8,7 +8,7 @@ import numpy as np
 
 from fedasync.report import style
 from fedasync.report.arrangement import Arrangement, Cell, Facet, Runs, arrange, spoken
-from fedasync.report.cluster import interval, length_ratio, need_rollouts, over_seeds, staleness
+from fedasync.report.cluster import interval, length_ratio, need_rollouts, over_seeds, share_of_time, staleness
 from fedasync.report.spec import Report
 from fedasync.runs.staleness_kinds import KINDS
 
@@ -84,7 +84,7 @@ def _stack(ax: Axes, y: int, cell: Cell, who: str, parts: dict[str, str]) -> lis
     """Draw one bar; the parts that it has."""
     start, there = 0.0, []
     for what, colour in parts.items():
-        found = interval(float(run.summary["shares"][who].get(what, 0.0)) for run in cell.values())
+        found = interval(share_of_time(run, who, what) for run in cell.values())
         if found is None or found.mean <= 0:
             continue
         share = found.mean

@@ -34,12 +34,26 @@ _VERSION = "#D55E00"
 
 
 class Step(NamedTuple):
-    """What the trainer did for one version, in order, up to its commit (s)."""
+    """What the trainer did for one version, in order, up to its commit (s).
+
+    A colocated cluster switches twice: back to generating, and after training. ``lost_s`` is training that a crash
+    destroyed.
+    """
 
     committed_s: float
     syncing_s: float
+    switching_back_s: float
     waiting_s: float
+    lost_s: float
+    down_s: float
     training_s: float
+    switching_s: float
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """What it did, as in the shares of its time, and for how long; in order, what took no time left out."""
+        names = ("syncing", "switching", "waiting", "training", "down", "training", "switching")
+        return [(name, seconds) for name, seconds in zip(names, self[1:], strict=True) if seconds > 0]
 
 
 @style.styled
@@ -106,7 +120,8 @@ def cluster_timeline(
 
     words = shown.facet_title(place)
     style.title(figure, f"Trainer and servers over time ({words})" if words else "Trainer and servers over time")
-    parts = ("training", "syncing", "waiting")
+    drawn_parts = {part for run in drawn.values() for step in steps(run) for part, _ in step.parts}
+    parts = [part for part in PARTS["trainer"] if part in drawn_parts | {"training", "syncing", "waiting"}]
     version = Line2D([], [], color=_VERSION, lw=1.2)
     colours = [Patch(color=PARTS["trainer"][part]) for part in parts]
     counts = sorted({0, round(peak / 2), round(peak)})
@@ -116,7 +131,7 @@ def cluster_timeline(
     style.small_print(
         figure,
         f"Seed {seed}.",
-        "Of a step are known the times of syncing, waiting and training, drawn in this order up to its commit.",
+        "Of a step are known the times of its parts, drawn in the order in which they usually come, up to its commit.",
         "A server's row: answers between their start and their end on it.",
         command=command,
     )
@@ -128,11 +143,19 @@ def steps(run: Run) -> list[Step]:
     """What the trainer did for each version, by the run's metrics; a metric that is not there counts 0."""
     import polars as pl
 
-    table = run.metrics.filter(pl.col("name").is_in(["sync_s", "wait_s", "train_s"]))
-    found: dict[float, dict[str, float]] = {}
-    for time_s, name, value in table.select("time_s", "name", "value").iter_rows():
-        found.setdefault(time_s, {})[name] = value
-    return [Step(at, *(known.get(n, 0.0) for n in ("sync_s", "wait_s", "train_s"))) for at, known in found.items()]
+    names = ("sync_s", "switch_s", "wait_s", "lost_s", "down_s", "train_s")
+    table = run.metrics.filter(pl.col("name").is_in(names))
+    found: dict[int, tuple[float, dict[str, float]]] = {}
+    for time_s, version, name, value in table.select("time_s", "version", "name", "value").iter_rows():
+        found.setdefault(version, (time_s, {}))[1][name] = value
+    done = []
+    first_s = None
+    for committed_s, known in found.values():
+        sync_s, switch_s, wait_s, lost_s, down_s, train_s = (known.get(name, 0.0) for name in names)
+        first_s = switch_s if first_s is None else first_s  # before the first step nothing had to switch back
+        last_s = min(first_s, switch_s)
+        done.append(Step(committed_s, sync_s, switch_s - last_s, wait_s, lost_s, down_s, train_s, last_s))
+    return done
 
 
 def running_sequences(run: Run, window_s: tuple[float, float], bins: int) -> NDArray[np.int64]:
@@ -182,10 +205,8 @@ def _draw_trainer(ax: Axes, done: list[Step], window: tuple[float, float]) -> No
         if step.committed_s < window[0]:
             continue
         at = step.committed_s
-        parts = (("training", step.training_s), ("waiting", step.waiting_s), ("syncing", step.syncing_s))
-        for part, seconds in parts:
-            if seconds > 0:
-                ax.barh(0, seconds, left=at - seconds, height=0.9, color=PARTS["trainer"][part])
+        for part, seconds in reversed(step.parts):
+            ax.barh(0, seconds, left=at - seconds, height=0.9, color=PARTS["trainer"][part])
             at -= seconds
         if at > window[1]:
             break

@@ -117,7 +117,7 @@ def readable_published(runs: Runs, report: Report) -> pl.DataFrame:
         {
             "runs": labels_text(one.point.labels),
             "metric": metric_text(one.point),
-            "predicted": plus_minus(Interval(one.predicted, one.half_width, len(one.by_seed))),
+            "predicted": plus_minus(_interval(one)),
             "published": number(one.point.value),
             "error": f"{100 * one.error:+.1f} %",
             "": one.verdict,
@@ -126,6 +126,13 @@ def readable_published(runs: Runs, report: Report) -> pl.DataFrame:
         for one in beside(arrange(runs, report).runs, report.published)
     ]
     return pl.DataFrame(rows)
+
+
+def _interval(one: Beside) -> Interval:
+    """Seeds that agree up to rounding have no spread to show."""
+    half = one.half_width
+    alike = half is None or half <= 1e-9 * abs(one.predicted)
+    return Interval(one.predicted, None if alike else half, len(one.by_seed))
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -138,7 +145,8 @@ def labels_text(labels: Mapping[str, str]) -> str:
 def metric_text(point: Published) -> str:
     """What a point's number is."""
     times = "" if point.times == 1 else f"{point.times:g} × "
-    over = "" if point.over is None else f" over {labels_text(point.over)}"
+    others = {axis: label for axis, label in (point.over or {}).items() if point.labels.get(axis) != label}
+    over = f" over {labels_text(others)}" if others else ""
     return f"{times}{point.metric}{over}"
 
 

@@ -11,6 +11,7 @@ from fedasync.report.cluster import (
     length_ratio,
     need_rollouts,
     over_seeds,
+    share_of_time,
     staleness,
     throughput,
     tokens_per_second,
@@ -47,7 +48,7 @@ def rollouts_table(runs: Runs, report: Report | None = None) -> pl.DataFrame:
             row[name], row[f"{name}_half_width"] = found and found.mean, found and found.half_width
         for who in ("trainer", "servers"):
             for what in next(iter(cell.values())).summary["shares"][who]:
-                row[f"{who}_{what}"] = _mean(float(run.summary["shares"][who].get(what, 0.0)) for run in cell.values())
+                row[f"{who}_{what}"] = _mean(share_of_time(run, who, what) for run in cell.values())
         for kind in KINDS:
             found_rows = [staleness(run, kind.name) for run in cell.values()]
             there = [each for each in found_rows if each is not None]
@@ -128,7 +129,7 @@ def _token(run: Run) -> dict[str, float] | None:
 
 
 def _share(cell: Cell, who: str, what: str) -> float | None:
-    return _mean(float(run.summary["shares"][who].get(what, 0.0)) for run in cell.values())
+    return _mean(share_of_time(run, who, what) for run in cell.values())
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -154,6 +154,6 @@ def waste(
     }
 
 
-def shares_text(shares: Mapping[str, float]) -> dict[str, str]:
-    """Shares of time that are not 0, as text for people."""
+def shares_text(shares: Mapping[str, float | None]) -> dict[str, str]:
+    """Shares of time that are known and not 0, as text for people."""
     return {what: f"{share:.1%}" for what, share in shares.items() if share}

@@ -91,7 +91,7 @@ def one_step_overlap(*, batch: int, limit: int | None = None, **knobs: Unpack[Pu
 def areal(
     *,
     batch: int,
-    eta: int | None = 4,
+    eta: int | Literal["unbounded"] | None = 4,
     limit: int | None = None,
     limit_samples: int | None = None,
     answers: int = 1,
@@ -101,13 +101,13 @@ def areal(
     """AReaL (Fu et al. 2025): accepted + in flight ≤ (η + v + 1)·B, oldest first, updates interrupt generation.
 
     η is in versions, as here; the paper's experiments have 4 for code (the default here) and 8 for mathematics; the
-    code's own default is 0. None is no gate, and needs a ``limit`` of groups in flight. ``limit_samples`` bounds
-    answers being generated instead, of groups of ``answers``. Without ``interrupt`` servers finish what they generate
-    before they load. The gate bounds the mean: a group that was overtaken may be older; ``max_staleness`` drops such,
-    or with ``at_bound = "wait"`` the trainer waits for them.
+    code's own default is 0. None, or "unbounded", is no gate, and needs a ``limit`` of groups in flight.
+    ``limit_samples`` bounds answers being generated instead, of groups of ``answers``. Without ``interrupt`` servers
+    finish what they generate before they load. The gate bounds the mean: a group that was overtaken may be older;
+    ``max_staleness`` drops such, or with ``at_bound = "wait"`` the trainer waits for them.
     """
     known("areal", knobs, Bounded)
-    admission = StalenessBudget(eta, batch, limit, limit_samples, answers)
+    admission = StalenessBudget(None if eta == "unbounded" else eta, batch, limit, limit_samples, answers)
     return _strategy("areal", admission, Tumbling(batch, "oldest_first"), knobs, _way(interrupt), "decoupled_ppo")
 
 

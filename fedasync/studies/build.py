@@ -10,6 +10,7 @@ from typing import Any
 
 from fedasync.core import Strategy
 from fedasync.simulation import Population, Settings
+from fedasync.simulation.cluster import Cluster, ClusterSettings, Faults, Prompts
 from fedasync.strategies import STRATEGIES
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.workloads import (
@@ -22,6 +23,9 @@ from fedasync.workloads import (
     Tabular,
     Workload,
 )
+
+POPULATION, CLUSTER = ("population", "workload"), ("cluster", "prompts", "faults")
+"""Tables of a run on federated clients, and of one on a cluster."""
 
 WORKLOADS = {
     "digits": Digits,
@@ -57,14 +61,71 @@ class Parts:
     """The functions or classes that a user may have written: the strategy's and the workload's."""
 
 
-def build(config: dict[str, Any], where: str) -> Parts:
-    """Read a run's configuration. Raises StudyError; a workload is checked only when it is made."""
+@dataclass(frozen=True)
+class ClusterParts:
+    """What ``simulate_cluster`` takes; ``sources`` as in ``Parts``: the strategy's function."""
+
+    strategy: Strategy
+    cluster: Cluster
+    prompts: Prompts
+    faults: Faults
+    settings: ClusterSettings
+    sources: tuple[object, ...]
+
+
+def build(config: dict[str, Any], where: str) -> Parts | ClusterParts:
+    """Read a run's configuration, of federated clients or of a cluster. Raises StudyError."""
+    return build_cluster(config, where) if is_cluster(config, where) else build_federated(config, where)
+
+
+def is_cluster(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a run is one of a cluster. Raises StudyError for a mixture."""
+    of_cluster = [table for table in CLUSTER if table in config]
+    of_clients = [table for table in POPULATION if table in config]
+    if of_cluster and of_clients:
+        raise StudyError(
+            f"{where}: [{of_clients[0]}] and [{of_cluster[0]}] in one run: a run has federated clients or a cluster; "
+            f"either without {_listed(of_cluster)}, or without {_listed(of_clients)}, would do"
+        )
+    return bool(of_cluster)
+
+
+def _listed(tables: list[str]) -> str:
+    return ", ".join(f"[{table}]" for table in tables)
+
+
+def build_federated(config: dict[str, Any], where: str) -> Parts:
+    """Read the configuration of a run on a population. Raises StudyError; a workload is checked when it is made."""
     _demand_tables(config, ("strategy", "population", "run"), where)
-    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
-    strategy = _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
+    row, strategy = _row(config, where)
     world = build_world(config, where)
     settings = parse(Settings, config["run"], f"{where}: run")
     return Parts(strategy, world.population, settings, world.workload, (row, *world.sources))
+
+
+def build_cluster(config: dict[str, Any], where: str) -> ClusterParts:
+    """Read the configuration of a run on a cluster. Raises StudyError."""
+    _demand_tables(config, ("strategy", "cluster", "prompts", "run"), where)
+    row, strategy = _row(config, where)
+    cluster, prompts, faults = build_cluster_world(config, where)
+    settings = parse(ClusterSettings, config["run"], f"{where}: run")
+    return ClusterParts(strategy, cluster, prompts, faults, settings, (row,))
+
+
+def build_cluster_world(config: dict[str, Any], where: str) -> tuple[Cluster, Prompts, Faults]:
+    """Read what a cluster is, what it is asked and what goes wrong in it, whatever its strategy. Raises StudyError."""
+    _demand_tables(config, ("cluster", "prompts"), where)
+    return (
+        parse(Cluster, config["cluster"], f"{where}: cluster"),
+        parse(Prompts, config["prompts"], f"{where}: prompts"),
+        parse(Faults, config.get("faults", {}), f"{where}: faults"),
+    )
+
+
+def _row(config: dict[str, Any], where: str) -> tuple[Callable[..., Any], Strategy]:
+    """The function of the strategy table, or the user's own, and the strategy that it makes."""
+    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
+    return row, _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
 
 
 def build_world(config: dict[str, Any], where: str) -> WorldParts:

@@ -18,11 +18,13 @@ from rich.table import Table
 
 import fedasync
 from fedasync.report import brief_tables, ranking_tables, rich_table
+from fedasync.report.published import readable_published
 from fedasync.report.tightness import look
 from fedasync.runs.run import Run
 from fedasync.studies import store
+from fedasync.studies.calibration import ROOM, calibrated, calibration_text
 from fedasync.studies.errors import StudyError, did_you_mean
-from fedasync.studies.execute import Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
+from fedasync.studies.execute import EARLY, Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
 from fedasync.studies.publish import STUDY, describe, finished_runs, load_runs, publish, recall, remember
 from fedasync.studies.study import SeedsUntil, Study, load
 
@@ -42,10 +44,12 @@ def run_study(
 
     Raises StudyError, with status 130 after Ctrl-C and 1 when the machine does not let it go on.
     """
-    console, complaints = _console(), Console(stderr=True, soft_wrap=True)
+    console, complaints = console_for_tables(), Console(stderr=True, soft_wrap=True)
     path = find(name)
     study = load(path, changes, seeds)
     folder = out or Path("results") / study.name
+    if study.calibrations:
+        study = _calibrated(study, folder, processes, console, backend)
     all_jobs = jobs(study, folder)
     store.sweep(folder / "runs")
     command = _command(name, changes, seeds)
@@ -60,7 +64,7 @@ def run_study(
         _tell(errors + odd, complaints)
     except (KeyboardInterrupt, OSError, BrokenProcessPool, LostWorkerError) as error:
         store.sweep(folder / "runs")
-        why, status = _end(error, folder)
+        why, status = why_ended(error, folder)
         begun = recall(folder) if (folder / STUDY).is_file() else {"runs": []}
         finished = len(finished_runs(folder, begun))
         raise StudyError(
@@ -68,6 +72,19 @@ def run_study(
             status,
         ) from None
     return 1 if errors or odd else 0
+
+
+def _calibrated(study: Study, folder: Path, processes: int | None, console: Console, backend: Backend) -> Study:
+    """Fit what the study leaves free, and say what was fitted to what. Raises StudyError."""
+    store.sweep(folder / ROOM)
+    try:
+        study = calibrated(study, folder, lambda waiting: list(execute(waiting, processes, backend)))
+    except (KeyboardInterrupt, OSError, BrokenProcessPool, LostWorkerError) as error:
+        store.sweep(folder / ROOM)
+        why, status = why_ended(error, folder)
+        raise StudyError(f"{why}, while parameters were fitted; the same command goes on from there", status) from None
+    console.print(calibration_text(study), markup=False, highlight=False, soft_wrap=True)
+    return study
 
 
 def _make_all(
@@ -119,13 +136,13 @@ def _make(made: Sequence[Job], processes: int | None, console: Console, backend:
     unfinished = {job.folder for job in made if not store.is_finished(job.folder)}
     together = [[job for job in group if job.folder in unfinished] for group in groups(made)]
     waiting = [group for group in together if group]
-    outcomes = _execute(waiting, processes, console, backend) if waiting else []
+    outcomes = execute_all(waiting, processes, console, backend) if waiting else []
     return [outcome.error for outcome in outcomes if outcome.error]
 
 
 def draw(folder: Path) -> None:
     """Write table and figures of a study's folder again."""
-    _show(folder, recall(folder), _console())
+    _show(folder, recall(folder), console_for_tables())
 
 
 def list_studies() -> None:
@@ -139,7 +156,7 @@ def list_studies() -> None:
             table.add_row(study.name, runs, escape(study.header.title), str(path))
         except StudyError as error:
             table.add_row(path.stem, "?", escape(str(error)), str(path))
-    _console().print(table)
+    console_for_tables().print(table)
 
 
 def find(name: str) -> Path:
@@ -163,9 +180,10 @@ def _studies() -> dict[str, Path]:
     return found
 
 
-def _execute(
+def execute_all(
     waiting: Sequence[Sequence[Job]], processes: int | None, console: Console, backend: Backend
 ) -> list[Outcome]:
+    """Make groups of runs under a bar of progress."""
     columns = (
         TextColumn("runs"),
         BarColumn(),
@@ -188,7 +206,7 @@ def _execute(
     return outcomes
 
 
-def _end(error: BaseException, folder: Path) -> tuple[str, int]:
+def why_ended(error: BaseException, folder: Path) -> tuple[str, int]:
     """Why a study ended early, and the exit status for it."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
@@ -217,7 +235,7 @@ def _tell(lines: Sequence[str], complaints: Console) -> None:
         complaints.print(f"fedasync: and {len(lines) - MOST_LINES} more runs with errors or warnings")
 
 
-def _console() -> Console:
+def console_for_tables() -> Console:
     """Wide enough for the tables when nobody's window says otherwise."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
@@ -231,6 +249,8 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> lis
     if "ranking" in report.figures:
         for table in ranking_tables(runs, report):
             console.print(table)
+    if folder / "published.csv" in written:
+        console.print(rich_table(readable_published(runs, report), "predicted beside published"))
     for name in ("settings", "closed_forms", "claims"):
         if folder / f"{name}.csv" in written:
             console.print(rich_table(pl.read_csv(folder / f"{name}.csv"), name.replace("_", " ")))
@@ -250,6 +270,8 @@ def _oddity(run: Run) -> str | None:
             f"the first, of {who}: "
             f"{first['reason']}, {first['detail']}"
         )
+    if summary["versions"] == 0 and "rollouts" in summary:
+        return f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s, ended: {summary['ended']}"
     if summary["versions"] == 0:
         ledger = summary["ledger"]
         no_version = f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s"
@@ -264,7 +286,7 @@ def _oddity(run: Run) -> str | None:
             f"{no_version}: {ledger['buffered']} contributions wait in the buffer, {ledger['in_flight']} are in "
             f"flight, lost: {lost or 'none'}; {shorter} or more time would do"
         )
-    if summary["ended"].startswith(("nothing", "diverged")):
+    if summary["ended"].startswith(EARLY):
         return f"run {summary['run_id']}: {summary['ended']}"
     return None
 

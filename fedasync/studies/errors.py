@@ -131,9 +131,12 @@ def _owner(target: Any, place: Sequence[object]) -> Any:
     """The table that a key stands in, by the keys that lead there; ``target`` where they do not say."""
     found = target
     for part in place[:-1]:
-        found = get_args(found)[0] if isinstance(part, int) and get_args(found) else _key_hints(found).get(str(part))
+        if get_args(found) and (isinstance(part, int) or get_origin(found) is dict):
+            found = get_args(found)[-1 if get_origin(found) is dict else 0]
+        else:
+            found = _key_hints(found).get(str(part))
         members = [member for member in get_args(found) if is_dataclass(member)]
-        if len(members) == 1 and get_origin(found) is not tuple:
+        if len(members) == 1 and get_origin(found) not in (tuple, dict):
             found = members[0]  # a table or nothing
         if found is None:
             return target
@@ -185,7 +188,9 @@ def _dataclasses(target: Any) -> dict[str, Any]:
 
 def _is_key(part: object) -> bool:
     """And not the name of a union's branch."""
-    return isinstance(part, int) or not (str(part)[:1].isupper() or str(part) in ("int", "float") or "[" in str(part))
+    return isinstance(part, int) or not (
+        str(part)[:1].isupper() or str(part) in ("int", "float", "str") or "[" in str(part)
+    )
 
 
 def _demand_kinds(target: Any, value: object, place: str) -> None:
@@ -217,7 +222,8 @@ def _kind(member: Any) -> str:
 
 
 def _without_other_kinds(errors: Sequence[Any]) -> list[Any]:
-    """A table is reported once for each member of a union: keep what concerns the kind that it names, and no number."""
+    """A table is reported once for each member of a union: keep what concerns the kind it names, no number or text."""
     other = {error["loc"][:-1] for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "kind"}
     found = [e for e in errors if not any(e["loc"][: len(branch)] == branch for branch in other)] or list(errors)
-    return [e for e in found if not (e["loc"][-1:] in (("int",), ("float",)) and isinstance(e["input"], dict))] or found
+    scalars = [(name,) for name in ("int", "float", "str")]
+    return [e for e in found if not (e["loc"][-1:] in scalars and isinstance(e["input"], dict))] or found

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fedasync.runs.run import write
+from fedasync.runs.run import Run, write
 from fedasync.simulation import Clients, RunRequest, simulate_together
+from fedasync.simulation.cluster import simulate_cluster
+from fedasync.simulation.cluster.refusals import check as check_cluster
 from fedasync.simulation.refusals import check, realise
 from fedasync.studies import store
-from fedasync.studies.build import Parts, build
+from fedasync.studies.build import ClusterParts, Parts, build
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import RunPlan, Study
 from fedasync.workloads import Classification, Workload
@@ -27,18 +29,23 @@ MOST_TOGETHER = 10
 """Runs that advance side by side: enough to fill batches, few enough to keep all processes at work."""
 
 
+EARLY = ("nothing", "diverged", "stalled")
+"""How ``ended`` begins of runs that came to no good end."""
+
+
 class LostWorkerError(RuntimeError):
     """A process that made runs ended without a word."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made, and the folder it is to become."""
+    """One run to be made, and the folder it is to become: all of it, or only its ``summary`` and configuration."""
 
     plan: RunPlan
     study: str
     where: str
     folder: Path
+    keep: Literal["all", "summary"] = "all"
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,8 @@ def jobs(study: Study, folder: Path) -> list[Job]:
     for plan in study.plans():
         labels = ", ".join(f"{axis} = {label}" for axis, label in plan.labels.items())
         where = f"{study.path} ({labels})" if labels else str(study.path)
-        try:
-            parts = build(plan.config, where)
-        except SystemExit as error:  # a user's module or strategy
-            raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
+        parts = checked(plan, where, worlds)
         strategies[parts.strategy.name] = None
-        _refuse(parts, plan, where, worlds)
         inputs = store.inputs(plan.config, *parts.sources)
         run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
         found.append(Job(plan, study.name, where, folder / "runs" / run_id))
@@ -75,6 +78,22 @@ def jobs(study: Study, folder: Path) -> list[Job]:
         raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
     _check_report(study, list(strategies))
     return found
+
+
+def checked(plan: RunPlan, where: str, worlds: dict[str, Clients | None]) -> Parts | ClusterParts:
+    """The parts of a run, checked as far as can be without making it; ``worlds`` keeps those that were drawn for it.
+
+    Raises StudyError for what cannot run.
+    """
+    try:
+        parts = build(plan.config, where)
+    except SystemExit as error:  # a user's module or strategy
+        raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
+    if isinstance(parts, ClusterParts):
+        _refuse_cluster(parts, where)
+    else:
+        _refuse(parts, plan, where, worlds)
+    return parts
 
 
 def _check_report(study: Study, strategies: Sequence[str]) -> None:
@@ -102,6 +121,13 @@ def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients |
         raise StudyError(f"{where}: {error}") from None
 
 
+def _refuse_cluster(parts: ClusterParts, where: str) -> None:
+    try:
+        check_cluster(parts.strategy, parts.cluster, parts.prompts, parts.settings, parts.faults)
+    except ValueError as error:
+        raise StudyError(f"{where}: {error}") from None
+
+
 def _world(parts: Parts, seed: int) -> Clients | None:
     """The clients of a run; None when a user's workload raises, which the run will meet again and report."""
     try:
@@ -115,7 +141,8 @@ def _world(parts: Parts, seed: int) -> Clients | None:
 def groups(all_jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that advance side by side in one process and share batches: neighbours that learn on the same workload.
 
-    The rule looks at the study alone, neither at the number of processes nor at what is finished.
+    A run of a cluster, which learns on none, is by itself. The rule looks at the study alone, neither at the number of
+    processes nor at what is finished.
     """
     most = MOST_TOGETHER if len(all_jobs) >= 2 * MOST_TOGETHER else -(-len(all_jobs) // 2)
     found: list[list[Job]] = []
@@ -189,19 +216,30 @@ def perform(jobs_together: Sequence[Job], into: Path | None = None) -> Iterator[
     asked: list[Job] = []
     for job in jobs_together:
         try:
-            requests.append(_request(job, workloads))
-            asked.append(job)
+            parts = build(job.plan.config, job.where)
+            if isinstance(parts, ClusterParts):
+                run = _on_cluster(job, parts)
+            else:
+                requests.append(_request(job, parts, workloads))
+                asked.append(job)
+                continue
         except (Exception, SystemExit) as error:  # noqa: BLE001  a user's code may raise anything; the study goes on
             yield _failed(job, error, into)
-    for place, run in simulate_together(requests):
-        job = asked[place]
-        if isinstance(run, BaseException):
-            yield _failed(job, run, into)
             continue
-        folder = (into or job.folder.parent) / job.folder.name
+        yield _kept(job, run, into)
+    for place, made in simulate_together(requests):
+        job = asked[place]
+        yield _failed(job, made, into) if isinstance(made, BaseException) else _kept(job, made, into)
+
+
+def _kept(job: Job, run: Run, into: Path | None) -> Outcome:
+    folder = (into or job.folder.parent) / job.folder.name
+    if job.keep == "all":
         store.keep(run, folder)
-        error_log(folder).unlink(missing_ok=True)
-        yield Outcome(job.folder)
+    else:
+        store.keep_summary(run, folder)
+    error_log(folder).unlink(missing_ok=True)
+    return Outcome(job.folder)
 
 
 def _failed(job: Job, error: BaseException, into: Path | None) -> Outcome:
@@ -216,9 +254,30 @@ def error_log(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.{store.ERROR}")
 
 
-def _request(job: Job, workloads: dict[tuple[str, int], Workload]) -> RunRequest:
+def _on_cluster(job: Job, parts: ClusterParts) -> Run:
+    """A run of a cluster, by itself: it trains no model, so it has no batch to share."""
+    return simulate_cluster(
+        parts.strategy,
+        parts.cluster,
+        parts.prompts,
+        parts.settings,
+        faults=parts.faults,
+        seed=job.plan.seed,
+        target=job.plan.config["targets"],
+        name=job.folder.name,
+        study=job.study,
+        labels=job.plan.labels,
+        config=_recorded(job),
+    )
+
+
+def _recorded(job: Job) -> dict[str, Any]:
+    """What a run's folder says was asked for."""
+    return {**job.plan.config, "versions": store.versions()}
+
+
+def _request(job: Job, parts: Parts, workloads: dict[tuple[str, int], Workload]) -> RunRequest:
     """The run to be made; runs of one seed on one workload share its data."""
-    parts = build(job.plan.config, job.where)
     kind = repr(job.plan.config.get("workload"))
     key = (kind, job.plan.seed)
     if parts.workload is not None and key not in workloads:
@@ -237,7 +296,7 @@ def _request(job: Job, workloads: dict[tuple[str, int], Workload]) -> RunRequest
         name=job.folder.name,
         study=job.study,
         labels=job.plan.labels,
-        config={**job.plan.config, "versions": store.versions()},
+        config=_recorded(job),
     )
 
 

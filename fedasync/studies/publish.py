@@ -13,7 +13,8 @@ from fedasync.runs.run import Run, write
 from fedasync.simulation import Always
 from fedasync.simulation.closed_forms import speedup_ceiling
 from fedasync.simulation.laws import Constant, Values
-from fedasync.studies.build import build
+from fedasync.studies.build import build_federated, is_cluster
+from fedasync.studies.calibration import calibration_text
 from fedasync.studies.errors import StudyError, parse
 from fedasync.studies.store import is_finished
 from fedasync.studies.study import Study
@@ -31,7 +32,9 @@ def describe(study: Study, runs: Sequence[Path], command: str) -> dict[str, Any]
         "title": study.header.title,
         "description": study.header.description,
         "command": command,
-        "report": study.content.get("report", {}),
+        "report": {name: study.content[name] for name in ("published",) if name in study.content}
+        | study.content.get("report", {}),
+        "calibration": calibration_text(study),
         "runs": [folder.name for folder in runs],
     }
 
@@ -89,6 +92,7 @@ def publish(folder: Path, description: Mapping[str, Any]) -> tuple[list[Run], Re
             ceilings=_ceilings(runs, report),
             extra_tables=tables,
             note=f"Seeds: {description['seeds']}." if description.get("seeds") else "",
+            calibration=description.get("calibration", ""),
         )
     except ValueError as error:
         raise StudyError(f"{folder}: {error}") from None
@@ -152,7 +156,10 @@ def _ceilings(runs: Sequence[Run], report: Report) -> dict[str, float] | None:
 
 def _ceiling(run: Run) -> float:
     """The ceiling over a synchronous run; 0 where none is known: clients that differ, leave, or have a network."""
-    parts = build({key: value for key, value in run.config.items() if key != "versions"}, str(run.folder))
+    config = {key: value for key, value in run.config.items() if key != "versions"}
+    if is_cluster(config, str(run.folder)):
+        return 0.0
+    parts = build_federated(config, str(run.folder))
     population, cohort = parts.population, parts.strategy.admission
     known = (
         isinstance(cohort, Cohort)

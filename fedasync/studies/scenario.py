@@ -24,7 +24,7 @@ from fedasync.simulation.federated import StandstillError
 from fedasync.simulation.learning import Learner
 from fedasync.simulation.refusals import check, realise
 from fedasync.simulation.simulate import BrokenLawError, metric_table
-from fedasync.studies.build import build
+from fedasync.studies.build import build_federated
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.workloads.protocol import Task
 
@@ -166,7 +166,7 @@ def load(path: Path) -> Scenario:
     config: dict[str, Any] = {table: content[table] for table in ("strategy", "run") if table in content}
     if isinstance(run := config.get("run"), dict):
         config["run"] = {"selection": "same_client", **run}
-    parts = build({**config, "population": {"clients": len(clients)} | _DURATION}, str(path))
+    parts = build_federated({**config, "population": {"clients": len(clients)} | _DURATION}, str(path))
     return Scenario(parts.strategy, clients, parts.settings, float(start), content)
 
 

@@ -12,10 +12,14 @@ from rich.table import Table
 from fedasync.runs.privacy import MOST, MissingAccountantError, epsilon
 from fedasync.runs.run import Run
 from fedasync.studies.errors import StudyError
+from fedasync.studies.show_cluster import cluster_tables
 
 
 def show_run(folder: Path) -> None:
-    """Print ledger, verdicts, staleness, utilisation, targets, closed forms and privacy of a finished run."""
+    """Print ledger, verdicts, staleness, utilisation, targets, closed forms and privacy of a finished run.
+
+    Of a cluster's run: shares of time, staleness by definition, length bias and prompts in place of utilisation.
+    """
     try:
         summary = Run.load(folder).summary
     except OSError as error:
@@ -38,9 +42,12 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     tables = [_ledger(summary["ledger"]), _verdicts(summary["verdicts"])]
     if summary["staleness"]["histogram"]:
         tables.append(_staleness(summary["staleness"]))
-    tables.append(
-        _pairs("utilisation (share of slots × time)", {k: f"{v:.1%}" for k, v in summary["utilisation"].items()})
-    )
+    if "rollouts" in summary:
+        tables.extend(cluster_tables(summary))
+    else:
+        tables.append(
+            _pairs("utilisation (share of slots × time)", {k: f"{v:.1%}" for k, v in summary["utilisation"].items()})
+        )
     if summary["targets"]:
         tables.append(_targets(summary["targets"], summary["best"]))
     if summary["final"]:

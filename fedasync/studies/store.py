@@ -17,7 +17,7 @@ from typing import Any
 
 import fedasync
 from fedasync.report import write_trace
-from fedasync.runs.run import SUMMARY, Run, write
+from fedasync.runs.run import CONFIG, SUMMARY, Run, write
 
 TRACE, ERROR = "trace.json", "error.log"
 TRACED_ROWS = 200_000
@@ -78,7 +78,7 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
 def _source() -> str:
     """Digest of the rooms that a run's result depends on."""
     package = Path(fedasync.__file__).parent
-    rooms = ("core", "aggregation", "strategies", "workloads", "runs", "simulation")
+    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "simulation")
     digest = hashlib.sha256()
     for room in rooms:
         for file in sorted((package / room).rglob("*")):
@@ -124,6 +124,15 @@ def keep(run: Run, folder: Path) -> None:
     with _whole_or_absent(folder) as partial:
         run.save(partial)
         write_trace(run.read_events(lambda log: log.head(TRACED_ROWS)), partial / TRACE)
+
+
+def keep_summary(run: Run, folder: Path) -> None:
+    """Write only what a run was asked and what it came to: enough to find it again, not to draw it."""
+    with _whole_or_absent(folder) as partial:
+        run.save(partial)
+        for file in partial.iterdir():
+            if file.name not in (CONFIG, SUMMARY):
+                file.unlink()
 
 
 def place(files: Mapping[str, bytes], folder: Path) -> None:

@@ -7,18 +7,21 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from fedasync.report import Report
+from fedasync.report.spec import Published
 from fedasync.report.tightness import Until
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 
-CONFIGURATION = ("run", "population", "workload", "strategy")
+CONFIGURATION = ("run", "population", "workload", "cluster", "prompts", "faults", "strategy")
 """Tables of a file that configure a run, and that axes and ``--set`` may change."""
-TABLES = ("study", *CONFIGURATION, "targets", "axis", "report")
+TABLES = ("study", *CONFIGURATION, "targets", "axis", "calibrate", "published", "report")
+LISTS = ("axis", "calibrate", "published")
+"""Tables of which there may be several."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,40 @@ class Header:
 
 
 @dataclass(frozen=True)
+class FreeParameter:
+    """A dotted key of the configuration whose value is fitted, between ``low`` and ``high`` > 0, on a log scale."""
+
+    key: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high:
+            raise ValueError(f"{self.key}: 0 < low < high would do, got low = {self.low:g} and high = {self.high:g}")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``[[calibrate]]``: ``free`` parameters of the runs with these ``labels`` (none: of all runs).
+
+    They are fitted to the numbers of ``[[published]]`` that are marked ``fitted`` and speak of such runs, by runs whose
+    table ``run`` is changed by this one (fewer versions, say), with the study's first seed.
+    """
+
+    free: tuple[FreeParameter, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.free:
+            raise ValueError("free is empty; a table { key = …, low = …, high = … } would do")
+
+    def concerns(self, labels: Mapping[str, str]) -> bool:
+        """Whether runs with these labels have the fitted values."""
+        return all(labels.get(axis) == label for axis, label in self.labels.items())
+
+
+@dataclass(frozen=True)
 class Point:
     """One point of an axis: its labels (axis name → label) and the values that it sets (dotted key → value)."""
 
@@ -90,6 +127,9 @@ class Study:
     report: Report
     content: Mapping[str, Any]
     """The file as read."""
+    calibrations: tuple[Calibration, ...] = ()
+    fitted: tuple[Mapping[str, float], ...] = ()
+    """Dotted key → value, of each calibration; empty before they are made."""
 
     def plans(self, seeds: Sequence[int] | None = None) -> Iterator[RunPlan]:
         """Every run of the study: the product of its axes, times the seeds (all of them, unless given)."""
@@ -98,7 +138,11 @@ class Study:
             labels = {name: label for point in points for name, label in point.labels.items()}
             values = {key: value for point in points for key, value in point.values.items()}
             for key in sorted(values, key=lambda key: key.count(".")):  # a table comes before what is changed in it
-                _set(config, key, copy.deepcopy(values[key]), str(self.path))
+                set_key(config, key, copy.deepcopy(values[key]), str(self.path))
+            for calibration, fitted in zip(self.calibrations, self.fitted, strict=False):
+                if calibration.concerns(labels):
+                    for key, value in fitted.items():
+                        set_key(config, key, value, str(self.path))
             for seed in self.header.seed_list if seeds is None else seeds:
                 yield RunPlan(labels, seed, {**config, "targets": dict(self.targets), "seed": seed})
 
@@ -108,21 +152,7 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
 
     Raises StudyError: file, key, what it got, what would be accepted.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        content = _toml(text, str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"{path} is not TOML: {error}") from None
-    for table, value in content.items():
-        if table not in TABLES:
-            raise StudyError(f"{path}: {table}: unknown table{did_you_mean(table, TABLES)}")
-        is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
-        if not (is_list if table == "axis" else isinstance(value, dict)):
-            written = "[[axis]]" if table == "axis" else f"[{table}]"
-            raise StudyError(f"{path}: {table}: must be a table, written as {written}")
+    content = read(path, TABLES)
     header = dict(content.get("study", {}))
     if seeds is not None:
         header["seeds"] = seeds
@@ -130,12 +160,16 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
     axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
     axes = apply_changes(base, axes, changes)
     _check_axes(axes, f"{path}: axis")
-    report = parse(Report, content.get("report", {}), f"{path}: report")
+    report = _report(content, path)
     labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
     try:
         report.check(labels)
     except ValueError as error:
         raise StudyError(f"{path}: {error}") from None
+    calibrations = tuple(
+        parse(Calibration, table, f"{path}: calibrate {i}") for i, table in enumerate(content.get("calibrate", []), 1)
+    )
+    _check_calibrations(calibrations, axes, labels, report, changes, str(path))
     head = _header(header, f"{path}: study")
     if isinstance(head.seeds, SeedsUntil) and report.baseline is None:
         raise StudyError(
@@ -151,7 +185,83 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
         parse(dict[str, float], content.get("targets", {}), f"{path}: targets"),
         report,
         content,
+        calibrations,
     )
+
+
+def read(path: Path, tables: Sequence[str]) -> dict[str, Any]:
+    """The tables of a file, which may have no others. Raises StudyError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        content = _toml(text, str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{path} is not TOML: {error}") from None
+    for table, command in (("plan", "plan"), ("study", "sim")):
+        if table in content and table not in tables:
+            raise StudyError(f"{path}: [{table}] makes it a {table}, which is for `fedasync {command} {path}`")
+    for table, value in content.items():
+        if table not in tables:
+            raise StudyError(f"{path}: {table}: unknown table{did_you_mean(table, tables)}")
+        is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+        if not (is_list if table in LISTS else isinstance(value, dict)):
+            written = f"[[{table}]]" if table in LISTS else f"[{table}]"
+            raise StudyError(f"{path}: {table}: must be a table, written as {written}")
+    return content
+
+
+def _report(content: Mapping[str, Any], path: Path) -> Report:
+    """``[report]`` with the numbers of ``[[published]]``."""
+    if "published" in content.get("report", {}):
+        raise StudyError(f"{path}: report.published: unknown key; tables written as [[published]] would do")
+    published = tuple(
+        parse(Published, table, f"{path}: published {i}") for i, table in enumerate(content.get("published", []), 1)
+    )
+    report: Report = parse(Report, content.get("report", {}), f"{path}: report")
+    return replace(report, published=published)
+
+
+def _check_calibrations(
+    calibrations: Sequence[Calibration],
+    axes: Sequence[Sequence[Point]],
+    labels: Mapping[str, Sequence[str]],
+    report: Report,
+    changes: Sequence[str],
+    where: str,
+) -> None:
+    """A fitted key has one value: neither an axis, nor ``--set``, nor another calibration of the same runs sets it."""
+    for place, calibration in enumerate(calibrations, 1):
+        here = f"{where}: calibrate {place}"
+        mine = calibration.labels.items()
+        met = [
+            point for axis in axes for point in axis if all(point.labels.get(k, label) == label for k, label in mine)
+        ]
+        varied = {key for point in met for key in point.values}
+        for axis, label in calibration.labels.items():
+            if label not in labels.get(axis, ()):
+                there = labels.get(axis)
+                known = f"no label {label!r} on axis {axis!r}" if there else f"no axis {axis!r}"
+                raise StudyError(f"{here}.labels: {known}; there are: {', '.join(map(repr, there or labels))}")
+        for free in calibration.free:
+            table = free.key.split(".")[0]
+            if table not in CONFIGURATION or "." not in free.key:
+                raise StudyError(f"{here}.free: {free.key}: unknown key{did_you_mean(table, CONFIGURATION)}")
+            if free.key in varied:
+                raise StudyError(f"{here}.free: {free.key} is set by an axis; a key that none varies would do")
+            if any(change.partition("=")[0].strip() == free.key for change in changes):
+                raise StudyError(f"--set {free.key}: the study fits it; change [[calibrate]] in the file")
+        points = [p for p in report.published if p.fitted and calibration.concerns(p.labels)]
+        if len(points) < len(calibration.free):
+            raise StudyError(
+                f"{here}: {len(calibration.free)} free parameters and {len(points)} numbers to fit them to; as many "
+                "[[published]] with fitted = true and these labels would do"
+            )
+    for place, point in enumerate(report.published, 1):
+        fits = sum(calibration.concerns(point.labels) for calibration in calibrations)
+        if point.fitted and fits != 1:
+            raise StudyError(f"{where}: published {place}: fitted = true, but {fits} calibrations concern it")
 
 
 def _header(table: dict[str, Any], where: str) -> Header:
@@ -269,7 +379,7 @@ def apply_changes(
             value = text.strip()  # a bare word is a text
         if key.split(".")[0] not in CONFIGURATION:
             raise StudyError(f"--set {change}: unknown table{did_you_mean(key.split('.')[0], CONFIGURATION)}")
-        _set(base, key, value, f"--set {change}")
+        set_key(base, key, value, f"--set {change}")
         axes = tuple(tuple(_changed(point, key, value, change) for point in axis) for axis in axes)
     return axes
 
@@ -280,11 +390,12 @@ def _changed(point: Point, key: str, value: Any, change: str) -> Point:
         if own == key or own.startswith(f"{key}."):
             raise StudyError(f"--set {change}: an axis varies {own}; change the axis in the file")
         if key.startswith(f"{own}.") and isinstance(values[own], dict):
-            _set(values[own], key.removeprefix(f"{own}."), value, f"--set {change}")
+            set_key(values[own], key.removeprefix(f"{own}."), value, f"--set {change}")
     return Point(point.labels, values)
 
 
-def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set a dotted key in tables, which are made where they are missing. Raises StudyError."""
     *path, last = key.split(".")
     for depth, part in enumerate(path):
         tables = tables.setdefault(part, {})

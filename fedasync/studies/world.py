@@ -19,7 +19,8 @@ from fedasync.report.world_figures import figures
 from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients
 from fedasync.simulation.refusals import check_turns, instant_refusal, realise
-from fedasync.studies.build import build_world
+from fedasync.studies.build import CLUSTER, build_world, is_cluster
+from fedasync.studies.cluster_world import show_cluster
 from fedasync.studies.command import find
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import apply_changes, load
@@ -31,7 +32,7 @@ WORLD = ("population", "workload")
 
 
 def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path | None) -> None:
-    """Draw a study's population, and print a table of it.
+    """Draw a study's population, and print a table of it; of a cluster only print what it is.
 
     Axes are left aside: the base configuration is what is drawn, with ``changes``. Only [population] is needed, and
     [workload] read where there is one. Raises StudyError.
@@ -40,7 +41,15 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
     study = load(path, (), seeds)
     base = study.base
     apply_changes(base, (), changes)
-    varied = sorted({key for axis in study.axes for point in axis for key in point.values if key.startswith(WORLD)})
+    on_cluster = is_cluster(base, str(path))
+    drawn = CLUSTER if on_cluster else WORLD
+    varied = sorted({key for axis in study.axes for point in axis for key in point.values if key.startswith(drawn)})
+    if on_cluster:
+        try:
+            show_cluster(study, varied, seeds or MOST_SEEDS)
+        except StudyError as error:
+            raise StudyError(f"{error}{_of_axes(base, varied)}") from error
+        return
     chosen = study.header.seed_list[: seeds or MOST_SEEDS]
     try:
         by_seed = {seed: _realised({**base, "seed": seed}, str(path)) for seed in chosen}

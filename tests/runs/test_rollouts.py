@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedasync.runs.rollouts import TYPES, check_rollouts, columns_of, rollouts_frame, schema
+from fedasync.runs.rollouts import TYPES, columns_of, rollouts_frame, schema
 from fedasync.runs.run import Run
 
-from .cluster_logs import Cluster, rollouts
+from .cluster_logs import Cluster
 
 
 def columns(rows: int = 3) -> dict[str, Any]:
@@ -45,32 +45,6 @@ def test_columns_that_do_not_fit_are_refused_by_name() -> None:
         columns_of(pl.DataFrame({"answer": [1]}), "lease")
     with pytest.raises(ValueError, match=r"^a table of rollouts: 'lease' is null in some row; only end_s may be$"):
         columns_of(pl.DataFrame({"lease": [1, None]}), "lease")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"generated_tokens": -1}, "a number below 0"),
-        ({"start_s": 2.0, "end_s": 1.0}, "an end before its start"),
-        (
-            {"first_version": 2, "last_version": 1, "mean_version": 1.5, "segments": 2},
-            "a last version before the first",
-        ),
-        ({"mean_version": 0.5}, "a mean version that is not between first and last"),
-        ({"segments": 0}, "no segment, or no turn"),
-        ({"last_version": 1}, "one segment of two versions"),
-    ],
-)
-def test_rows_that_cannot_be_are_told(change: dict[str, Any], what: str) -> None:
-    good, bad = {"lease": 0, "end_s": 1.0}, {"lease": 1, "answer": 7, "end_s": 1.0, **change}
-    check_rollouts(rollouts(good))
-    with pytest.raises(ValueError, match=rf"^a table of rollouts: row 1 \(lease 1, answer 7\) has {what}$"):
-        check_rollouts(rollouts(good, bad))
-
-
-def test_made_up_runs_hold_the_checks() -> None:
-    for settings in ({"eta": 3}, {"most_stale": 1, "abort": True}, {"short": True, "every": 3}):
-        check_rollouts(Cluster(versions=15, **settings).play().rollouts)  # type: ignore[arg-type]
 
 
 def test_a_runs_third_table_is_saved_and_loaded(tmp_path: Path) -> None:

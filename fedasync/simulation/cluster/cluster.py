@@ -101,7 +101,8 @@ class Cluster:
             )
         if self.switch_s and not self.colocated:
             raise ValueError(
-                f"switch_s = {self.switch_s:g} says nothing where other GPUs train; colocated = true, or neither, would do"
+                f"switch_s = {self.switch_s:g} says nothing where other GPUs train; colocated = true, or no switch_s, "
+                "would do"
             )
         if self.colocated and self.weights.order == "one_by_one":
             raise ValueError(

@@ -71,8 +71,8 @@ class Decoding:
                    + L·kv/(t·BW·bandwidth_efficiency) + per_sequence_s·b.
 
     Prefill computes 2·N a token and the attention of a causal forward pass, at ``prefill_efficiency``. The KV cache has
-    the memory that the weights leave of ``memory_share``; t beyond the model's KV heads stores them several times. A sequence that is
-    alone on its server may outgrow it (`Cluster`).
+    the memory that the weights leave of ``memory_share``; t beyond the model's KV heads stores them several times.
+    Where nothing bounds an answer's length, a sequence that is alone on its server may outgrow the cache (`Cluster`).
     Defaults are ours: with them a simulation of AReaL's 1.5B runs comes near the published throughput.
     """
 

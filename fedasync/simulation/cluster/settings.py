@@ -39,8 +39,8 @@ class ClusterSettings:
             check_type("divergence", self.divergence, ModelledDivergence, "a ModelledDivergence")
         if self.updates is not None and self.warm_up_versions >= self.updates:
             raise ValueError(
-                f"warm_up_versions = {self.warm_up_versions} leaves nothing of {self.updates} updates to measure, for a "
-                f"version takes at least one; 0 to {self.updates - 1} would do"
+                f"warm_up_versions = {self.warm_up_versions} leaves nothing of {self.updates} updates to measure, "
+                f"for a version takes at least one; 0 to {self.updates - 1} would do"
             )
         if self.versions is not None and self.warm_up_versions >= self.versions:
             raise ValueError(

@@ -92,7 +92,7 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
     metrics = simulation.trainer.times.table()
     rollouts = rollouts_frame(simulation.answers.columns(simulation.rollouts.servers))
     last, best = last_and_best(metrics)
-    shares: dict[str, dict[str, float | None]] = {**simulation.trainer.use.shares()}
+    shares: Mapping[str, Mapping[str, float | None]] = simulation.trainer.use.shares()
     if settings.warm_up_versions and coordinator.version <= settings.warm_up_versions:
         shares = {who: dict.fromkeys(parts) for who, parts in shares.items()}
         simulation.note(

@@ -130,4 +130,3 @@ def test_retries_of_a_sync_are_sync() -> None:
     faults = Faults(sync_fails=SyncFails(1.0, timeout_s=0.2, retry_s=0.1, most_retries=2))
     found = check(play(SYNCHRONOUS, of(), prompts(0.5), versions=4, faults=faults))
     np.testing.assert_allclose(found["sync_s"], [0.0, *[3 * 0.2 + 2 * 0.1] * 3], atol=1e-9)
-
