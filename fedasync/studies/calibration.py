@@ -110,8 +110,8 @@ class _Fit:
             values = ", ".join(f"{key} = {value:g}" for key, value in found["values"].items())
             raise StudyError(
                 f"{self.where}: the best that was found, {values}, misses {worst['metric']} = {worst['published']:g} "
-                f"of {labels_text(worst['labels'])} by {worst['error']:+.1%}; other bounds or other free parameters, which "
-                f"come within {NEAR:.0%}, would do"
+                f"of {labels_text(worst['labels'])} by {worst['error']:+.1%}; other bounds or other free parameters, "
+                f"which come within {NEAR:.0%}, would do"
             )
 
     def _root(self, bounds: tuple[float, float]) -> list[float]:

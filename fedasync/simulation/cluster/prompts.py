@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedasync.core.bounds import check_integer, check_type
+from fedasync.core.bounds import check_integer, check_real, check_type
 from fedasync.simulation.cluster.agents import Turn, TurnDraws, Turns, resolve
 from fedasync.simulation.cluster.draws import MOST_TOKENS, Draws, Floats, Integers, quantiles, whole_tokens
 from fedasync.simulation.cluster.lengths import AnswerTokens, Recorded, TwoLevel, largest, lengths
@@ -35,7 +35,8 @@ class Prompts:
 
     Prompts 0 … ``count`` − 1 come once an epoch, in an order drawn anew for each (``shuffle``) or as numbered, for
     ``epochs`` (None: without end). Without ``count`` every prompt is a new one. A prompt of more than
-    ``most_prompt_tokens`` is refused when it is its turn (None: no limit).
+    ``most_prompt_tokens`` is refused when it is its turn (None: no limit). ``filtered_share`` of the groups teach
+    nothing, all answers right or all wrong, and are rejected when they have been generated.
     """
 
     answers: int = 16
@@ -47,9 +48,11 @@ class Prompts:
     epochs: int | None = None
     shuffle: bool = True
     turns: Turns | str | None = None
+    filtered_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_integer("prompts: answers", self.answers, 1)
+        check_real("prompts: filtered_share", self.filtered_share, 0, 1, below=True)
         check_type("prompts: shuffle", self.shuffle, bool, "true or false")
         check_type("prompts: prompt_tokens", self.prompt_tokens, Law, "a law such as Constant(150.0)")
         if self.answer_tokens is not None:

@@ -37,6 +37,7 @@ from fedasync.simulation.cluster.rewards import RewardService
 from fedasync.simulation.cluster.rollouts import Rollouts
 from fedasync.simulation.cluster.settings import ClusterSettings
 from fedasync.simulation.cluster.trainer_side import TrainerSide
+from fedasync.simulation.streams import Stream
 
 HOPELESS = 1000
 """Groups in a row, beyond those in flight, that may end without being accepted before a run is given up; answers in a
@@ -76,6 +77,8 @@ class ClusterSimulation:
         self._queue = PromptQueue(PromptStream(prompts, seed), cluster.most_attempts)
         self._size = prompts.answers
         self._too_long = inf if prompts.most_prompt_tokens is None else prompts.most_prompt_tokens
+        self._filtered_share = prompts.filtered_share
+        self._filter_draws = Stream(seed, "filtered groups")
         self._asked: list[Asked] = []
         """What each lease asks."""
         self._left = array("i")
@@ -262,7 +265,15 @@ class ClusterSimulation:
         answers.close(lease)
         self._delivered[lease] = self._size - len(given_up)
         self._tokens[lease], self._squares[lease] = tokens, squares
-        self.handle(self.coordinator.deliver(lease, self.now))
+        self.handle(self.coordinator.deliver(lease, self.now, self._filter(lease)))
+
+    def _filter(self, lease: int) -> str | None:
+        """Whether a group teaches nothing: as a defect, in words."""
+        if not self._filtered_share:
+            return None
+        asked = self._asked[lease]
+        drawn = self._filter_draws.uniform(asked.prompt, (asked.epoch << 16) + asked.attempt)
+        return "filtered" if drawn < self._filtered_share else None
 
     def _stop(self, leases: Sequence[int]) -> None:
         """Nobody waits for these leases any more: their answers stop where they are."""
@@ -297,7 +308,7 @@ class ClusterSimulation:
             elif isinstance(event, Rejected):
                 if not event.ignored:
                     self._count_fruitless(event.reason)
-                    if self._cluster.dropped == "requeue":
+                    if event.reason == "stale" and self._cluster.dropped == "requeue":
                         self._ask_again(event.lease_id, failed=False)
             else:
                 self._fruitless = 0

@@ -198,3 +198,23 @@ def test_without_a_bound_what_is_trained_is_as_long_as_what_is_generated() -> No
     ratio = goal[column(simulation, "lease", "consumed")].mean() / 1000.0
     error = goal.std() / 1000.0 / sqrt(len(goal))
     assert abs(ratio - 1.0) <= 4 * error
+
+
+@pytest.mark.parametrize("eta", [0, 2])
+def test_groups_that_teach_nothing_are_generated_and_replaced(eta: int) -> None:
+    """A share of them, whatever their lengths: what is trained is as long as what is generated."""
+    simulation = play(budget(eta), asked=prompts(0.5, filtered_share=0.3), versions=120, seed=2)
+    ledger = simulation.coordinator.ledger
+    ended = ledger.rejected["filtered"] + ledger.consumed + ledger.buffered
+    assert abs(ledger.rejected["filtered"] / ended - 0.3) <= 4 * sqrt(0.3 * 0.7 / ended)
+    assert ledger.consumed == 120 * BATCH
+
+
+def test_filtering_makes_a_gate_of_0_send_waves_and_a_wider_one_hides_them() -> None:
+    """Replacements start when the first of the batch have ended: η = 0 pays for one wave after the other."""
+    plain, filtered = (
+        [step_s(play(budget(eta), asked=prompts(0.5, filtered_share=share), versions=100, seed=2)) for eta in (0, 4)]
+        for share in (0.0, 0.3)
+    )
+    assert filtered[0] > 1.1 * plain[0]
+    assert filtered[1] < 1.1 * max(1.0, 1.0 / 0.7)  # generation-bound: 1/0.7 s of work a step in 64 slots

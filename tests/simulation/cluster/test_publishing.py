@@ -149,7 +149,9 @@ def test_on_a_colocated_cluster_generation_stops_while_training_goes_on() -> Non
     simulation = play(areal(batch=2, eta=1), of, asked, versions=2)
     # Trained from 1 s to 3 s, and 0.25 s each way; 2 s of generation are left then, at 3.5 s.
     assert answers(simulation)["end_s"][:4] == pytest.approx([1.0, 1.0, 5.5, 5.5])
-    spent = {what: share * simulation.now for what, share in simulation.trainer.use.shares()["trainer"].items() if share}
+    spent = {
+        what: share * simulation.now for what, share in simulation.trainer.use.shares()["trainer"].items() if share
+    }
     assert spent == pytest.approx({"waiting": 3.0, "training": 4.0, "switching": 0.75})
     assert simulation.trainer.use.shares()["servers"]["decoding"] * simulation.now == pytest.approx(3.0)
 
