@@ -24,7 +24,7 @@ BEGUN_AGAIN = "begun again"
 """Why tokens were lost of an answer that was generated anew from its prompt."""
 LEFT_OUT = "left out of its group"
 """Why an answer of a trained group was not trained: the group was delivered without it."""
-STEP_PARTS = ("train_s", "wait_s", "sync_s")
+STEP_PARTS = ("train_s", "wait_s", "sync_s", "switch_s", "down_s", "lost_s")
 """Metrics of a step whose means stand beside the step's time."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedasync.runs.cluster_measures import shares_text
+from fedasync.runs.cluster_measures import STEP_PARTS, shares_text
 from fedasync.runs.staleness_kinds import KINDS
 
 
@@ -43,7 +43,7 @@ def _throughput(told: dict[str, Any]) -> Table:
         step = told["step_s"]
         rates = [told[f"{name}_per_second"] for name in ("tokens", "generated_tokens", "groups")]
         table.add_row(*(_number(value) for value in (step["mean"], step["p50"], step["p95"], *rates)))
-        parts = {name: told[name] for name in ("train_s", "wait_s", "sync_s") if told[name] is not None}
+        parts = {name: told[name] for name in STEP_PARTS if told.get(name)}
         table.caption = "; ".join(f"mean {name} {_number(value)}" for name, value in parts.items()) or None
     return table
 

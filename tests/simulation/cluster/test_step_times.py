@@ -89,8 +89,9 @@ def test_parts_add_up_whenever_the_trainer_crashes(name: str, spans: list[tuple[
     strategy, knobs = SYSTEMS[name]
     at_s, crashes = 0.0, []
     for after_s, restart_s, keeps_rollouts in spans:
-        crashes.append(TrainerCrash(at_s + after_s, restart_s, keeps_rollouts))
-        at_s += after_s + restart_s
+        at_s += after_s
+        crashes.append(TrainerCrash(at_s, restart_s, keeps_rollouts))
+        at_s += restart_s
     found = check(play(strategy, of(**knobs), prompts(0.7), versions=6, faults=Faults(trainer_crashes=tuple(crashes))))
     over_s = found["step_s"].sum()
     before = [crash for crash in crashes if crash.at_s + crash.restart_s < over_s]
