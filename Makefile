@@ -56,6 +56,7 @@ ifeq ($(strip $(PEERS)),)
 	$(BIN)/python bench/batch_sizes.py
 	$(BIN)/python bench/local_training.py
 	$(BIN)/python bench/arrays.py --quick
+	$(BIN)/python bench/cluster.py --versions 50
 else
 	@$(BIN)/python -c "import psutil" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt psutil
 	$(BIN)/python bench/peers.py $(PEERS) $(ARGS)
