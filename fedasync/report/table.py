@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedasync.report.arrangement import COUNTED, Arrangement, Facet, Runs, Target, arrange, spoken
+from fedasync.report.arrangement import Arrangement, Facet, Runs, Target, arrange, spoken
 from fedasync.report.comparisons import Judged, differences, speedups, standing
 from fedasync.report.measures import diverged
 from fedasync.report.paired import Difference, Speedup
@@ -187,7 +187,7 @@ def _point(
 ) -> _Point:
     metric = shown.metric()
     runs = list(shown.at(series, facet).values())
-    ends = [_value(run, "final", metric) for run in runs if not run.summary["timing_only"] or metric in COUNTED]
+    ends = [_value(run, "final", metric) for run in runs]
     finals = [value for value in ends if value is not None and math.isfinite(value)]
     bests = [value for run in runs if (value := _value(run, "best", metric)) is not None]
     times, misses = [], []

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import fedasync
-from fedasync.report import brief_tables, ranking_tables, rich_table
+from fedasync.report import brief_tables, ranking_tables, readable_rollouts, rich_table
 from fedasync.report.published import readable_published
 from fedasync.report.tightness import look
 from fedasync.runs.run import Run
@@ -246,6 +246,8 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> lis
     runs, report, written = publish(folder, description)
     for table in brief_tables(runs, report):
         console.print(table)
+    if folder / "rollouts.csv" in written:
+        console.print(rich_table(readable_rollouts(runs, report), "rollouts and trainer, without the warm-up"))
     if "ranking" in report.figures:
         for table in ranking_tables(runs, report):
             console.print(table)
