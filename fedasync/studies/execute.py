@@ -183,7 +183,8 @@ def _over_joblib(waiting: Sequence[Sequence[Job]], processes: int) -> Generator[
 
     workers = Parallel(n_jobs=min(processes, len(waiting)), return_as="generator_unordered", batch_size=1)
     with _interrupts_held_back():
-        outcomes = workers(delayed(_perform_all)(jobs_together) for jobs_together in waiting)
+        here = Path.cwd()
+        outcomes = workers(delayed(_perform_all)(jobs_together, here) for jobs_together in waiting)
     for several in outcomes:
         yield from several
 
@@ -202,7 +203,8 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _perform_all(jobs_together: Sequence[Job]) -> list[Outcome]:
+def _perform_all(jobs_together: Sequence[Job], here: Path) -> list[Outcome]:
+    os.chdir(here)  # joblib keeps its processes for the next study, which may be elsewhere
     return list(perform(jobs_together))
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedasync.studies.execute import MOST_TOGETHER, Job, groups
 from fedasync.studies.study import RunPlan
 
-from .running import LEARNING, PROGRAM, STRATEGIES, Command, changed, contents, runs
+from .running import LEARNING, STRATEGIES, Command, changed, contents, runs
 
 S = Path("results/s")
 DIGITS = changed(LEARNING, ('"quadratic"', '"digits"\nhidden = 4\nlocal = { epochs = 1, batch_size = 64 }'))
@@ -38,7 +38,7 @@ def test_every_job_is_in_one_group_with_its_like(kinds: list[str | None]) -> Non
 
 def test_runs_made_again_in_other_company_have_the_same_bytes(fedasync: Command, study: Path) -> None:
     study.write_text(changed(DIGITS, ("seeds = 1", "seeds = 2")) + STRATEGIES)
-    subprocess.run([PROGRAM, "sim", "s.toml", "--jobs", "1"], check=True, capture_output=True)  # as a user's first
+    assert fedasync("sim", "s.toml").status == 0
     before = contents(S)
     lost: list[Callable[[int], bool]] = [lambda i: i % 2 == 0, lambda i: i % 3 == 0, lambda i: i < 7]
     for gone in lost:
@@ -47,3 +47,15 @@ def test_runs_made_again_in_other_company_have_the_same_bytes(fedasync: Command,
                 shutil.rmtree(folder)
         assert fedasync("sim", "s.toml", "--jobs", "2").status == 0
         assert contents(S) == before
+
+
+def test_a_second_study_elsewhere_is_written_there(
+    fedasync: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one session, where the processes of the first are used again."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("s.toml").write_text(changed(LEARNING, ("seeds = 1", "seeds = 2")))
+        assert fedasync("sim", "s.toml", "--jobs", "2").status == 0
+        assert len(runs(tmp_path / name / S)) == 2
