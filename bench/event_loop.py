@@ -25,8 +25,8 @@ from rich.table import Table
 
 from fedasync.simulation import Clients, FederatedSimulation, Population, Settings
 from fedasync.simulation.laws import Exponential
-from fedasync.simulation.streams import Stream
 from fedasync.strategies import fedasync, fedbuff
+from fedasync.streams import Stream
 
 IN_FLIGHT = (100, 1_000, 10_000, 100_000)
 

@@ -1,5 +1,6 @@
 """SimPy: client populations, networks, availability, and learning on virtual time."""
 
+from fedasync.federated.arrays import WorkloadError
 from fedasync.simulation.availability import (
     Always,
     Availability,
@@ -25,7 +26,6 @@ from fedasync.simulation.laws import (
     Values,
     Zipf,
 )
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.outages import OutagesOnOff, OutageTimes
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.recorded import Capacity

@@ -11,26 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import atan, cos, floor, inf, log, pi, sin, sqrt
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from fedasync.core.bounds import check_integer, check_real
+from fedasync.federated.selection import Presence
 from fedasync.simulation.laws import Constant, Exponential, Law, Values
 from fedasync.simulation.recorded import read_availability
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 Labels = Sequence[Sequence[int]]
 """For each client the labels that occur among its samples."""
 
 Times = tuple[tuple[float, ...], ...]
 """The [start, end) pairs (s) of one client."""
-
-
-class Presence(Protocol):
-    """Realised availability of one population."""
-
-    def __call__(self, client: int, now: float) -> tuple[bool, float]:
-        """Online at ``now``?, and the time (> now) at which that changes, infinite if it never does."""
-        ...
 
 
 class Cycle(NamedTuple):

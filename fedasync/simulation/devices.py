@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedasync.core.bounds import check_integer
 from fedasync.simulation.groups import check_shares, counts, dealt, order
 from fedasync.simulation.laws import Law, Normal, Values
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 LAWS = ("duration_s", "seconds_per_sample", "slowness", "downlink_bytes_per_second", "uplink_bytes_per_second")
 """What a tier may say of its own, in place of the population's."""

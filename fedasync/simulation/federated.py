@@ -33,14 +33,14 @@ from fedasync.core import (
     Strategy,
     Tiers,
 )
+from fedasync.federated.evaluation import Evaluations
+from fedasync.federated.selection import IdleClients
 from fedasync.simulation.agenda import call_at
 from fedasync.simulation.ends import Ends
-from fedasync.simulation.evaluation import Evaluations
 from fedasync.simulation.learning import Learner
 from fedasync.simulation.measuring import measuring
 from fedasync.simulation.network import Moment, Transfers
 from fedasync.simulation.population import Clients, Fate
-from fedasync.simulation.selection import IdleClients
 from fedasync.simulation.settings import Settings
 
 HOPELESS = 1000
@@ -102,7 +102,8 @@ class FederatedSimulation:
             profile = [clients.mean_work_s(client) for client in range(clients.count)]
         self.coordinator = Coordinator(strategy, self.log, profile)
         self.learner = learner
-        self.evaluations = Evaluations(learner, settings.evaluate_every_s, targets or {}, settings.stop_at_target)
+        arrays = None if learner is None else learner.arrays
+        self.evaluations = Evaluations(arrays, settings.evaluate_every_s, targets or {}, settings.stop_at_target)
         self.unfit: list[Unfit] = []
         self.unfit_total = 0
         self.server_busy_s = 0.0
@@ -113,7 +114,7 @@ class FederatedSimulation:
         self._most_versions = inf if settings.versions is None else settings.versions
         self._most_updates = inf if settings.updates is None else settings.updates
         self._step_s = settings.server_step_s
-        self._measured = measuring(strategy, settings.divergence, seed, learner)
+        self._measured = measuring(strategy, settings.divergence, seed, arrays)
         self._over = False
         self._env = simpy.Environment()
         self._agenda_s = inf
@@ -338,7 +339,7 @@ class FederatedSimulation:
                     self._at(self.now + self._step_s, self._step_done)
             elif isinstance(event, Published):
                 if self.learner is not None:
-                    self.learner.server.publish()
+                    self.learner.publish()
             elif isinstance(event, Cancelled):
                 if event.lease.id in self._lost:
                     self._lost.discard(event.lease.id)

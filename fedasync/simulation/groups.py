@@ -9,7 +9,7 @@ from math import floor, isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 
 def check_shares(name: str, shares: Sequence[float]) -> None:

@@ -7,27 +7,19 @@ leases of many base versions, of several runs if these advance side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedasync.aggregation.check import Defect
-from fedasync.aggregation.distance import relative_distance
 from fedasync.aggregation.model import Contribution
-from fedasync.aggregation.norms import Norms
-from fedasync.aggregation.server import OverwrittenError, Server
-from fedasync.aggregation.step_sizes import UnknownStepSizesError
 from fedasync.core import Lease, Step, Strategy
+from fedasync.federated.arrays import Arrays, WorkloadError
 from fedasync.simulation.settings import Settings
-from fedasync.simulation.streams import Stream
 from fedasync.workloads.protocol import Task, Workload
 
 if TYPE_CHECKING:
     from fedasync.workloads.protocol import BatchedWorkload
-
-
-class WorkloadError(RuntimeError):
-    """A workload raised; the message names client, lease and version, the cause is the workload's own exception."""
 
 
 class _Due(NamedTuple):
@@ -46,19 +38,8 @@ class Learner:
     """
 
     def __init__(self, strategy: Strategy, workload: Workload, seed: int, settings: Settings) -> None:
-        self.workload = workload
-        try:
-            model = workload.initial_model(seed)
-        except Exception as error:
-            raise WorkloadError(f"initial_model raised {type(error).__name__}: {error}") from error
-        self.server = Server(
-            strategy.update,
-            model,
-            clients=len(workload.client_samples()),
-            seed=Stream(seed, "update").seed(0, 0),
-            norms=Norms(strategy.clip_norm, strategy.max_norm),
-        )
-        self._check_measures(strategy)
+        self.arrays = Arrays(strategy, workload, seed)
+        self.workload, self.server = workload, self.arrays.server
         batched = settings.training == "batched"
         self.batched: BatchedWorkload | None = _batched(workload) if batched else None
         self.batch_key: object = id(self) if self.batched is None else self.batched.batch_key
@@ -67,14 +48,12 @@ class Learner:
         if batched and self.batched is None:
             self.not_batched = getattr(workload, "not_batched", None) or "the workload has no train_batch"
         self.memory_bytes = settings.batch_memory_bytes
-        self._mu = strategy.proximal_mu
-        self._seeds = Stream(seed, "training")
         self._due: dict[int, _Due] = {}
         self._found: dict[int, Contribution | WorkloadError] = {}
 
     def start(self, lease: Lease, turn: int, due_s: float) -> None:
         """A lease begins whose result will be due: keep its base version."""
-        self.server.lease(lease.id, lease.worker)
+        self.arrays.lease(lease)
         self._due[lease.id] = _Due(due_s, lease, turn, self.server.base(lease.id).values._version)
 
     def lacks(self, lease_id: int) -> bool:
@@ -98,9 +77,8 @@ class Learner:
         return [due.lease.id for due in (ordered if most >= len(ordered) else ordered[: int(most)])]
 
     def task(self, lease_id: int) -> Task:
-        lease, server = self._due[lease_id].lease, self.server
-        seed = self._seeds.seed(lease.worker, self._due[lease_id].turn)
-        return Task(lease.worker, server.base(lease_id), seed, self._mu, server.control(lease_id), lease.steps)
+        due = self._due[lease_id]
+        return self.arrays.task(due.lease, due.turn)
 
     def written(self, lease_id: int) -> int:
         """Writes to the lease's base version before the lease began."""
@@ -127,71 +105,21 @@ class Learner:
         found = self._found.pop(lease_id)
         if isinstance(found, WorkloadError):
             raise found
-        return self._served(self.server.receive, lease_id, found)
+        return self.arrays.receive(lease_id, found)
 
     def forget(self, lease_id: int) -> None:
         """The lease ended without use."""
         self._due.pop(lease_id, None)
         self._found.pop(lease_id, None)
-        self.server.forget(lease_id)
-
-    def measure(self, names: Collection[str], version: int) -> dict[str, float]:
-        """What a publication asks for, of the current model against the published one. Raises WorkloadError."""
-        current, published = self.server.model, self.server.published
-        found = {name: value for name, value in self._compared(names, version).items() if name in names}
-        if "distance" in names:
-            found["distance"] = relative_distance(current.values, published.values)
-        return found
-
-    def _compared(self, names: Collection[str], version: int) -> Mapping[str, float]:
-        """What the workload's own comparison says, where more than the distance is wanted."""
-        if not any(name != "distance" for name in names):
-            return {}
-        try:
-            compared = self.workload.compare(self.server.published, self.server.model)  # type: ignore[attr-defined]
-            found = {name: float(value) for name, value in compared.items()}
-        except Exception as error:
-            raise WorkloadError(f"version {version}: compare raised {type(error).__name__}: {error}") from error
-        for name in sorted(names):
-            if not isfinite(found.get(name, 0.0)):
-                raise WorkloadError(
-                    f"version {version}: compare returned {name} = {found[name]}; a finite number would do"
-                )
-        return found
-
-    def _check_measures(self, strategy: Strategy) -> None:
-        """Refuse a publication that measures what the workload does not: ValueError."""
-        wanted, rule = strategy.publication.measures - {"distance"}, strategy.publication.kind
-        if not wanted:
-            return
-        where = f"strategy {strategy.name!r}: publication {rule!r} measures {', '.join(sorted(wanted))}"
-        kind = type(self.workload).__name__
-        if not callable(getattr(self.workload, "compare", None)):
-            raise ValueError(f"{where}, and workload {kind} has no compare(published, current); distance needs none")
-        known = self._compared(wanted, 0)
-        if missing := sorted(wanted - set(known)):
-            raise ValueError(
-                f"{where}, and compare of workload {kind} gives {', '.join(sorted(known)) or 'nothing'}, "
-                f"not {', '.join(missing)}"
-            )
+        self.arrays.forget(lease_id)
 
     def apply(self, step: Step) -> None:
-        """Make the next version. Raises WorkloadError when the workload wrote where it must not any more."""
-        self._served(self.server.apply, step)
+        """Make the next version. Raises WorkloadError."""
+        self.arrays.apply(step)
 
-    def _served(self, call: Callable[..., Defect | None], *arguments: Any) -> Defect | None:
-        try:
-            return call(*arguments)
-        except (OverwrittenError, UnknownStepSizesError) as error:
-            raise WorkloadError(str(error)) from error
-
-    def evaluate(self, version: int) -> dict[str, float]:
-        """Metrics of the current model. Raises WorkloadError."""
-        try:
-            metrics = self.workload.evaluate(self.server.model)
-            return {name: float(value) for name, value in metrics.items()}
-        except Exception as error:
-            raise WorkloadError(f"version {version}: evaluate raised {type(error).__name__}: {error}") from error
+    def publish(self) -> None:
+        """Leases start from the current version from now on."""
+        self.arrays.publish()
 
 
 def compute_together(runs: Iterable[tuple[Learner, float]]) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from fedasync.core import Coordinator, Strategy
 from fedasync.publication.modelled import ModelledDivergence
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 if TYPE_CHECKING:
-    from fedasync.simulation.learning import Learner
+    from fedasync.federated.arrays import Arrays
 
 
 def measuring(
-    strategy: Strategy, divergence: ModelledDivergence | None, seed: int, learner: Learner | None = None
+    strategy: Strategy, divergence: ModelledDivergence | None, seed: int, arrays: Arrays | None = None
 ) -> Callable[[Coordinator, float], dict[str, float]] | None:
     """A function that takes the measures which a coordinator asks for; None for a publication that never measures.
 
@@ -31,8 +31,8 @@ def measuring(
         asked, version = coordinator.asks, coordinator.version + 1
         if not asked:
             return {}
-        if learner is not None:
-            return learner.measure(asked, version)
+        if arrays is not None:
+            return arrays.measure(asked, version)
         if divergence is None:
             raise AssertionError("a timing-only run whose publication measures has a model of divergence")
         return divergence.measure(asked, version, coordinator.published, now, draw)

@@ -8,10 +8,11 @@ from math import floor, gcd, inf
 from typing import Literal
 
 from fedasync.core.bounds import check_integer
-from fedasync.simulation.availability import Calendar, Cycle, Intervals, OnOff, Presence, Renewal, Times
+from fedasync.federated.selection import Presence
+from fedasync.simulation.availability import Calendar, Cycle, Intervals, OnOff, Renewal, Times
 from fedasync.simulation.groups import check_shares, counts, dealt
 from fedasync.simulation.laws import Exponential, Law
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 MOST_TURNS = 1000
 """How many turns of client and region are looked through for a moment at which both are on, before asking whether there

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.core.bounds import check_choice, check_integer, check_real
-from fedasync.simulation.availability import Always, Availability, Labels, Presence
+from fedasync.federated.selection import Presence
+from fedasync.simulation.availability import Always, Availability, Labels
 from fedasync.simulation.devices import LAWS, Tier, TierPreset, check_tiers, correlated, deal_tiers, preset
 from fedasync.simulation.groups import uniforms_of
 from fedasync.simulation.laws import Constant, Law, Values
 from fedasync.simulation.outages import InRegions, Outages
 from fedasync.simulation.recorded import Capacity
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 WhenOffline = Literal["lose", "pause"]
 Direction = Literal["downlink", "uplink"]

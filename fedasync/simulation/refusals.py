@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from fedasync.aggregation.mifa import LatestMean
 from fedasync.core import Cohort, Periodic, Strategy
+from fedasync.federated.arrays import WorkloadError
 from fedasync.simulation.availability import Availability, ByLabels
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.outages import Outages
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.settings import Settings

@@ -7,8 +7,8 @@ from math import inf
 from typing import Literal
 
 from fedasync.core.bounds import check_choice, check_integer
+from fedasync.federated.selection import Selection
 from fedasync.publication.modelled import ModelledDivergence
-from fedasync.simulation.selection import Selection
 
 MOST_EVALUATIONS = 1_000_000
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedasync.core import EventLog, Sliding, Strategy
+from fedasync.federated.evaluation import Evaluations
 from fedasync.runs.measures import last_and_best
 from fedasync.runs.privacy import spent
 from fedasync.runs.record import LogWriteError, Record
 from fedasync.runs.run import Run
 from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation.closed_forms import closed_forms
-from fedasync.simulation.evaluation import Evaluations
 from fedasync.simulation.federated import FederatedSimulation, fewer_collections
 from fedasync.simulation.learning import Learner, compute_together
 from fedasync.simulation.population import Population

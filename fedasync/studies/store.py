@@ -78,12 +78,12 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
 def _source() -> str:
     """Digest of the rooms that a run's result depends on."""
     package = Path(fedasync.__file__).parent
-    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "simulation")
+    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "federated", "simulation")
     digest = hashlib.sha256()
-    for room in rooms:
-        for file in sorted((package / room).rglob("*")):
-            if file.suffix in (".py", ".csv"):
-                digest.update(file.read_bytes())
+    files = [package / "streams.py", *(file for room in rooms for file in sorted((package / room).rglob("*")))]
+    for file in files:
+        if file.suffix in (".py", ".csv"):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

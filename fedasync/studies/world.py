@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedasync.core.bounds import check_real
+from fedasync.federated.arrays import WorkloadError
 from fedasync.report import save
 from fedasync.report.world import EVERYBODY, Tier, World, horizon_s, look, times
 from fedasync.report.world_figures import figures
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients
 from fedasync.simulation.refusals import check_turns, instant_refusal, realise
 from fedasync.studies.build import CLUSTER, build_world, is_cluster

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedasync import strategies
+from fedasync.federated.arrays import WorkloadError
 from fedasync.simulation import Population, simulate
 from fedasync.simulation.laws import Lognormal
-from fedasync.simulation.learning import WorkloadError
 from fedasync.workloads import Classification, Dirichlet, Iid, LocalTraining, Quadratic
 
 TOKENS, LENGTH, CLASSES = 12, 6, 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedasync.simulation import ends as module
 from fedasync.simulation.ends import Ends
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 Entry = tuple[float, int]
 

@@ -25,10 +25,10 @@ from fedasync.core import (
     VisitsDoubled,
     WithinStaleness,
 )
+from fedasync.federated.arrays import WorkloadError
 from fedasync.publication import ModelledDivergence
 from fedasync.runs.run import Run
 from fedasync.simulation import laws
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Population
 from fedasync.simulation.settings import Settings
 from fedasync.simulation.simulate import simulate

@@ -13,9 +13,9 @@ import pytest
 from fedasync.aggregation.aggregators import TrimmedMean
 from fedasync.aggregation.privacy import Privacy
 from fedasync.core import Concurrency, EveryN, Hinge, Strategy, Tumbling
+from fedasync.federated.arrays import WorkloadError
 from fedasync.simulation.federated import StandstillError
 from fedasync.simulation.laws import Constant, Exponential, Lognormal, Values
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.settings import Settings
 from fedasync.simulation.simulate import simulate

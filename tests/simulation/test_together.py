@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fedasync import strategies
+from fedasync.federated.arrays import WorkloadError
 from fedasync.runs.run import Run
 from fedasync.simulation import Population, RunRequest, Settings, simulate, simulate_together
 from fedasync.simulation.laws import Constant, Exponential, Lognormal
-from fedasync.simulation.learning import WorkloadError
 from fedasync.workloads import Digits, Quadratic
 from fedasync.workloads.protocol import Task
 

@@ -10,10 +10,10 @@ import torch
 
 from fedasync.aggregation.model import Contribution
 from fedasync.core import Constant
+from fedasync.federated.arrays import WorkloadError
 from fedasync.runs.run import Run
 from fedasync.simulation.federated import NothingAcceptedError
 from fedasync.simulation.laws import Exponential
-from fedasync.simulation.learning import WorkloadError
 from fedasync.simulation.population import Population
 from fedasync.simulation.simulate import simulate
 from fedasync.strategies import fedasync, fedavg, fedbuff, fedfa

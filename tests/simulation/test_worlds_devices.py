@@ -36,8 +36,8 @@ from fedasync.simulation.laws import (
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.recorded import Capacity
 from fedasync.simulation.simulate import simulate
-from fedasync.simulation.streams import Stream
 from fedasync.strategies import fedasync
+from fedasync.streams import Stream
 
 # -- laws ------------------------------------------------------------------------------------------------------
 

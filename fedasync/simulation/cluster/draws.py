@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.simulation.laws import Constant, Exponential, Law, Lognormal, ShiftedExponential, Uniform, steps
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.faults import Faults, RewardStuck, ServerDown, SlowServer, TrainerCrash
 from fedasync.simulation.laws import Law
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 if TYPE_CHECKING:
     from fedasync.simulation.cluster.runtime import ClusterSimulation

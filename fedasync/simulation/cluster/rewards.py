@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fedasync.simulation.cluster.cluster import Reward
 from fedasync.simulation.laws import Constant
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 
 class RewardService:

@@ -37,7 +37,7 @@ from fedasync.simulation.cluster.rewards import RewardService
 from fedasync.simulation.cluster.rollouts import Rollouts
 from fedasync.simulation.cluster.settings import ClusterSettings
 from fedasync.simulation.cluster.trainer_side import TrainerSide
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 HOPELESS = 1000
 """Groups in a row, beyond those in flight, that may end without being accepted before a run is given up; answers in a

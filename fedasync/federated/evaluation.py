@@ -1,12 +1,19 @@
-"""What the metrics of a run are, and when its targets are reached: evaluation on a grid of virtual time."""
+"""What the metrics of a run are, and when its targets are reached: evaluation on a grid of time."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
 from math import inf
+from typing import Protocol
 
-from fedasync.simulation.learning import Learner
+
+class Evaluated(Protocol):
+    """Who holds the current model."""
+
+    def evaluate(self, version: int) -> dict[str, float]:
+        """Metrics of the current model, by name."""
+        ...
 
 
 class Evaluations:
@@ -17,7 +24,7 @@ class Evaluations:
     """
 
     def __init__(
-        self, learner: Learner | None, every_s: float | None, targets: Mapping[str, float], stop_at_target: bool
+        self, learner: Evaluated | None, every_s: float | None, targets: Mapping[str, float], stop_at_target: bool
     ) -> None:
         self.time_s = array("d")
         self.version = array("q")

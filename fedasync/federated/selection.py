@@ -6,14 +6,21 @@ from array import array
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
-from typing import Literal
+from typing import Literal, Protocol
 
-from fedasync.simulation.availability import Presence
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 Selection = Literal["random_idle", "same_client"]
 """A uniformly random idle client that is online; or the client that became free longest ago, before any that has not
 worked yet (so that a population larger than the concurrency keeps its first clients: always-on workers)."""
+
+
+class Presence(Protocol):
+    """Who is online: realised availability of a simulated population, or who is connected to a real one."""
+
+    def __call__(self, client: int, now: float) -> tuple[bool, float]:
+        """Online at ``now``?, and the time (> now) at which that changes, infinite if it never does."""
+        ...
 
 
 class IdleClients:

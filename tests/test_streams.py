@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedasync.simulation.laws import Constant, Exponential, Lognormal
 from fedasync.simulation.population import Clients, Population
-from fedasync.simulation.streams import Stream
+from fedasync.streams import Stream
 
 SIDE = 120
 
