@@ -1,6 +1,7 @@
 """SimPy: client populations, networks, availability, and learning on virtual time."""
 
 from fedasync.federated.arrays import WorkloadError
+from fedasync.federated.driver import NothingAcceptedError
 from fedasync.simulation.availability import (
     Always,
     Availability,
@@ -11,7 +12,7 @@ from fedasync.simulation.availability import (
     OnOff,
 )
 from fedasync.simulation.devices import Tier
-from fedasync.simulation.federated import FederatedSimulation, NothingAcceptedError
+from fedasync.simulation.federated import FederatedSimulation
 from fedasync.simulation.laws import (
     Constant,
     Empirical,

@@ -40,7 +40,8 @@ class Cycle(NamedTuple):
         """The [start, end) pairs of the turn from 0 on."""
         edges = [Fraction(0), *self.changes, self.length]
         first = 0 if self.starts_on else 1
-        yield from zip(edges[first::2], edges[first + 1 :: 2], strict=False)
+        pairs = zip(edges[first::2], edges[first + 1 :: 2], strict=False)
+        yield from ((start, end) for start, end in pairs if start < end)
 
 
 @dataclass(frozen=True)

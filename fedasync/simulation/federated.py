@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import gc
-from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 import simpy
 
-from fedasync.aggregation.server import DivergedError
 from fedasync.core import (
-    Accepted,
-    Cancelled,
     Cohort,
     Compass,
-    Concurrency,
     Coordinator,
-    Event,
     EventLog,
-    Failed,
     Grouped,
     Lease,
     Periodic,
-    Published,
     Quota,
-    Rejected,
-    StepReady,
     Strategy,
     Tiers,
 )
+from fedasync.federated.driver import Driver
 from fedasync.federated.evaluation import Evaluations
 from fedasync.federated.selection import IdleClients
 from fedasync.simulation.agenda import call_at
@@ -53,27 +43,9 @@ STANDSTILL = 100_000
 SAME_INSTANT = 1e-12
 """Relative: a sum of durations that should meet a step at a fixed time misses it by no more than rounding."""
 
-MOST_UNFIT = 100
-"""Contributions not fit for use that are told one by one; all are counted."""
-
 
 class StandstillError(RuntimeError):
     """Work takes so little time that the clock does not move, and only the clock would end the run."""
-
-
-class NothingAcceptedError(RuntimeError):
-    """Work goes on and on and nothing is accepted."""
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """A contribution that was not fit for use."""
-
-    client: int
-    lease: int
-    time_s: float
-    reason: str
-    detail: str
 
 
 class FederatedSimulation:
@@ -100,39 +72,29 @@ class FederatedSimulation:
         profile = None
         if isinstance(strategy.admission, Tiers):  # as a profiling phase would find it
             profile = [clients.mean_work_s(client) for client in range(clients.count)]
-        self.coordinator = Coordinator(strategy, self.log, profile)
+        coordinator = self.coordinator = Coordinator(strategy, self.log, profile)
         self.learner = learner
         arrays = None if learner is None else learner.arrays
         self.evaluations = Evaluations(arrays, settings.evaluate_every_s, targets or {}, settings.stop_at_target)
-        self.unfit: list[Unfit] = []
-        self.unfit_total = 0
-        self.server_busy_s = 0.0
-        self.ended = "time"
         self.now = 0.0
         self._limit_s = inf if settings.time_s is None else settings.time_s
         self._boundary_s = min(self._limit_s, self.evaluations.next_s)
-        self._most_versions = inf if settings.versions is None else settings.versions
-        self._most_updates = inf if settings.updates is None else settings.updates
         self._step_s = settings.server_step_s
-        self._measured = measuring(strategy, settings.divergence, seed, arrays)
-        self._over = False
         self._env = simpy.Environment()
         self._agenda_s = inf
         self._ends: Ends[tuple[float, int, int, Fate | Moment | None]] = Ends()
         """When (s) which lease ends, its client, and what comes of it if not a result."""
         self._clients = clients
         self._idle = IdleClients(clients.count, settings.selection, clients.presence, seed)
-        self._grouped = isinstance(strategy.buffer, Grouped)
-        waits = isinstance(strategy.admission, Concurrency) and strategy.admission.redispatch == "next_version"
-        self._most_steps = strategy.admission.most_steps if isinstance(strategy.admission, Compass) else 1
-        chooses = self._grouped or waits or isinstance(strategy.admission, Cohort)
-        self._take = self._take_one_who_may if chooses else self._idle.take
+        admission = strategy.admission
+        self._most_steps = admission.most_steps if isinstance(admission, Compass) else 1
         self._work_s = clients.work_s
         limited = isinstance(strategy.buffer, Quota) and strategy.buffer.limit_s is not None
-        self._timed = self._grouped or limited or isinstance(strategy.buffer, Periodic)
+        self._timed = isinstance(strategy.buffer, (Grouped, Periodic)) or limited
         """The coordinator has times of its own, beside those of leases."""
-        self._simple = clients.is_plain and learner is None and strategy.lease_timeout_s is None and not self._timed
-        self._turn = array("i", bytes(array("i").itemsize * clients.count))
+        simple = clients.is_plain and learner is None and strategy.lease_timeout_s is None and not self._timed
+        self.start = self._start_simply if simple else self._start
+        self._finish_cancelled = settings.cancelled_clients == "finish"
         self._stopped: set[int] = set()
         self._lost: set[int] = set()
         self._transfers = Transfers(clients, self._ends, self._lost) if clients.population.shares_link else None
@@ -140,12 +102,29 @@ class FederatedSimulation:
         self._timer: simpy.Event | None = None
         """The one that counts: an earlier one takes the place of a later one, which then rings for nobody."""
         self._wake_s = inf
-        self._dispatch_due = False
-        self._fruitless = 0
-        self._gated = strategy.gated
-        admission = strategy.admission
-        self._early = isinstance(admission, Concurrency) and admission.redispatch == "before_step"
+        self._counts = settings.versions is not None or settings.updates is not None
         self._patience = STANDSTILL + 10 * admission.most_in_flight
+        self.driver = Driver(
+            coordinator,
+            self._idle,
+            clients.count,
+            self,
+            learner,
+            measuring(strategy, settings.divergence, seed, arrays),
+            versions=inf if settings.versions is None else settings.versions,
+            updates=inf if settings.updates is None else settings.updates,
+            hopeless=HOPELESS + admission.most_in_flight if self._limit_s == inf else inf,
+        )
+
+    @property
+    def ended(self) -> str:
+        """Why the run ended."""
+        return self.driver.ended
+
+    @property
+    def server_busy_s(self) -> float:
+        """Seconds that the server spent on steps."""
+        return self._step_s * self.coordinator.version
 
     def run(self) -> float:
         """Simulate to the end, computing results as they are due; the virtual time at which the end came."""
@@ -161,17 +140,17 @@ class FederatedSimulation:
         At the end ``now`` is the run's end, and the last model is evaluated. Raises WorkloadError when the workload
         does, NothingAcceptedError and StandstillError when the run would not get on.
         """
-        ends, near, learner = self._ends, self._ends.near, self.learner
+        ends, near, learner, driver = self._ends, self._ends.near, self.learner, self.driver
         countdown, mark_s = self._patience, 0.0
-        self._dispatch()
-        while not self._over:
+        driver.dispatch(self.now)
+        while not driver.over:
             if not near:
                 ends.refill()
             end_s = near[0][0] if near else inf
             next_s = min(end_s, self._agenda_s)
             if next_s > self.now:
-                if self._dispatch_due:
-                    self._dispatch()
+                if driver.dispatch_due:
+                    driver.dispatch(self.now)
                     continue
                 if (next_s > self._boundary_s or next_s == inf) and self._passes_the_end(next_s):
                     break
@@ -196,7 +175,7 @@ class FederatedSimulation:
         """The clock is about to pass a grid point of evaluation, or the end of the run: then True."""
         if next_s > self._limit_s or next_s == inf:
             if next_s == inf:
-                self.ended = f"nothing can happen any more: {self.coordinator.explain()}"
+                self.driver.ended = f"nothing can happen any more: {self.coordinator.explain()}"
             if self._limit_s < inf:
                 self.now = self._limit_s
             return True
@@ -207,13 +186,13 @@ class FederatedSimulation:
     def _close(self) -> None:
         self.evaluations.before(self.now, self.coordinator.version, inclusive=True)
         if self.evaluations.reached_s < inf:
-            self.ended, self.now = "target", self.evaluations.reached_s
+            self.driver.ended, self.now = "target", self.evaluations.reached_s
         self.evaluations.at(self.now, self.coordinator.version)
         self.log.flush()
 
     def _watch_the_clock(self, passed_s: float) -> None:
         """A run that only time ends must get on: refuse one that would need 10^9 times what it has done."""
-        if passed_s < 1e-9 * self._limit_s < inf == self._most_updates == self._most_versions:
+        if passed_s < 1e-9 * self._limit_s < inf and not self._counts:
             raise StandstillError(
                 f"the clock stands still: {passed_s:g} s passed in {self._patience} events, at {self.now:g} s of "
                 f"{self._limit_s:g} s; longer durations, or updates or versions as the run's end, would do"
@@ -225,43 +204,20 @@ class FederatedSimulation:
         coordinator = self.coordinator
         cohort = coordinator.strategy.admission
         round_s = cohort.target if isinstance(cohort, Cohort) else inf
-        return min(round_s, self._most_updates - coordinator.ledger.consumed) - coordinator.waiting
+        return min(round_s, self.driver.most_updates - coordinator.ledger.consumed) - coordinator.waiting
 
     # -- the story of a lease ----------------------------------------------------------------------------------
 
-    def _dispatch(self) -> None:
-        """Give out leases while admission allows and somebody is idle."""
-        self._dispatch_due = False
-        now, coordinator, ends = self.now, self.coordinator, self._ends
-        for _ in range(coordinator.slots):
-            client = self._take(now)
-            if client is None:
-                self._sleep_until_somebody_wakes()
-                return
-            lease = coordinator.request(client, now)
-            if lease is None:
-                raise AssertionError(f"admission changed its mind: {coordinator.explain()}")
-            turn = self._turn[client]
-            self._turn[client] = turn + 1
-            if self._simple:
-                end_s = now + self._work_s(client, turn, lease.id)
-                if end_s < ends.horizon_s:
-                    heappush(ends.near, (end_s, lease.id, client, None))
-                else:
-                    ends.later((end_s, lease.id, client, None))
-            else:
-                self._start(lease, turn, now)
-        if len(ends.near) > ends.most_near:
-            ends.divide()
-
-    def _take_one_who_may(self, now: float) -> int | None:
-        """An idle client that is online and need not wait (its group lacks somebody, it has not delivered), or None."""
-        aside = []
-        while (client := self._idle.take(now)) is not None and self.coordinator.has_to_wait(client):
-            aside.append(client)
-        for other in aside:
-            self._idle.free(other)
-        return client
+    def _start_simply(self, lease: Lease, turn: int, now: float) -> None:
+        """A lease of which nothing is to be known but when it ends."""
+        ends, client = self._ends, lease.worker
+        end_s = now + self._work_s(client, turn, lease.id)
+        if end_s < ends.horizon_s:
+            heappush(ends.near, (end_s, lease.id, client, None))
+            if len(ends.near) > ends.most_near:
+                ends.divide()
+        else:
+            ends.later((end_s, lease.id, client, None))
 
     def _start(self, lease: Lease, turn: int, now: float) -> None:
         """Follow a lease of which more is to be known than when it ends."""
@@ -274,6 +230,8 @@ class FederatedSimulation:
             end_s, fate = found.end_s, None if found.failure is None else found
             if end_s < inf:
                 self._ends.add((end_s, lease.id, client, fate))
+                if len(self._ends.near) > self._ends.most_near:
+                    self._ends.divide()
             else:
                 self._lost.add(lease.id)
         if deadline_s is not None or self._timed:
@@ -286,34 +244,22 @@ class FederatedSimulation:
         if self._stopped and lease_id in self._stopped:
             self._stopped.discard(lease_id)  # cancelled meanwhile, and the client is at other work
             return
-        events: list[Event]
         if fate is None:
             defect = None if self.learner is None else self._defect(self.learner, lease_id, client)
-            events = self.coordinator.deliver(lease_id, self.now, defect)
+            self.driver.delivered(lease_id, client, self.now, defect)
         elif isinstance(fate, Moment):
             if self._transfers is not None:
                 self._transfers.at(fate, self.now)
             return
         elif not fate.silent:
-            events = self.coordinator.fail(lease_id, fate.failure or "", self.now)
+            self.driver.failed(lease_id, client, fate.failure or "", self.now)
         elif self.coordinator.is_in_flight(lease_id):
             self._lost.add(lease_id)  # it stays in flight until its time-out, which sends the client to the idle ones
             return
         else:
-            events = []  # it crashes after the server gave it up
-        self._idle.free(client)
-        if self._early:
-            self._dispatch()
-        if len(events) == 1 and isinstance(events[0], Accepted):
-            self._fruitless = 0
-        else:
-            self._handle(events)
+            self.driver.free(client, self.now)  # it crashes after the server gave it up
         if self._timed:
             self._set_timer()
-        if self._gated:
-            self._dispatch_due = True
-        else:
-            self._dispatch()
 
     def _defect(self, learner: Learner, lease_id: int, client: int) -> str | None:
         """What is wrong with the result that is delivered now; it is the server's from here on."""
@@ -322,57 +268,45 @@ class FederatedSimulation:
         found = learner.finish(lease_id)
         if found is None:
             return None
-        self.unfit_total += 1
-        if len(self.unfit) < MOST_UNFIT:
-            self.unfit.append(Unfit(client, lease_id, self.now, found.reason, found.detail))
+        self.driver.tell_unfit(client, lease_id, self.now, found.reason, found.detail)
         return found.reason
 
-    def _handle(self, events: list[Event]) -> None:
-        """Do what the coordinator says; what follows from that is appended while we walk."""
-        for event in events:
-            if isinstance(event, Accepted):
-                self._fruitless = 0
-            elif isinstance(event, StepReady):
-                if self._step_s == 0:
-                    events.extend(self._commit())
-                else:
-                    self._at(self.now + self._step_s, self._step_done)
-            elif isinstance(event, Published):
-                if self.learner is not None:
-                    self.learner.publish()
-            elif isinstance(event, Cancelled):
-                if event.lease.id in self._lost:
-                    self._lost.discard(event.lease.id)
-                elif self._transfers is None or not self._transfers.drop(event.lease.id, self.now):
-                    self._stopped.add(event.lease.id)
-                self._forget(event.lease.id)
-                self._idle.free(event.lease.worker)
-            elif isinstance(event, Failed):
-                self._forget(event.lease.id)
-                self._count_fruitless(event.reason)
-            elif isinstance(event, Rejected) and not event.ignored:
-                self._forget(event.lease_id)
-                self._count_fruitless(event.reason)
+    # -- what the driver asks for ------------------------------------------------------------------------------
+
+    def nobody_idle(self, now: float) -> None:
+        """Sleep until somebody wakes."""
+        awake_s = self._idle.next_awake_s
+        if awake_s < inf and not now < self._wake_s <= awake_s:
+            self._wake_s = awake_s
+            self._at(awake_s, self._woken)
+
+    def cancelled(self, lease: Lease, now: float) -> bool:
+        """The client stops, unless ``cancelled_clients`` says that it finishes what nobody waits for."""
+        if lease.id in self._lost:
+            self._lost.discard(lease.id)
+        elif self._finish_cancelled:
+            return False
+        elif self._transfers is None or not self._transfers.drop(lease.id, now):
+            self._stopped.add(lease.id)
+        return True
+
+    def given_up(self, lease: Lease, now: float) -> bool:
+        """A client that crashed will not come back by itself, a transfer ends there; one that works goes on."""
+        if lease.id in self._lost:
+            self._lost.discard(lease.id)
+            return True
+        return self._transfers is not None and self._transfers.refuse(lease.id, now)
+
+    def step_begins(self, now: float) -> bool:
+        if self._step_s == 0:
+            return False
+        self._at(now + self._step_s, self._step_done)
+        return True
 
     def _step_done(self, _: simpy.Event) -> None:
-        self._handle(self._commit())
-        self._after_change()
-
-    def _commit(self) -> list[Event]:
-        coordinator, step = self.coordinator, self.coordinator.step
-        if self.learner is not None and step is not None:
-            try:
-                self.learner.apply(step)
-            except DivergedError as error:
-                self._over, self.ended = True, f"diverged: {error}"
-                return []
-        self.server_busy_s += self._step_s
-        events = coordinator.commit(self.now, None if self._measured is None else self._measured(coordinator, self.now))
-        if coordinator.version >= self._most_versions:
-            self._over, self.ended = True, "versions"
-        elif coordinator.ledger.consumed >= self._most_updates:
-            self._over, self.ended = True, "updates"
-        return events
+        self.driver.step_done(self.now)
+        if self._timed:
+            self._set_timer()
 
     def _time_is_over(self, timer: simpy.Event) -> None:
         if timer is not self._timer:
@@ -384,38 +318,13 @@ class FederatedSimulation:
             self._timer = self._at(self._ends.near[0][0], self._time_is_over)
             return
         self._timer_s = inf
-        events = self.coordinator.on_timer(self.now)
-        for event in events:
-            if not isinstance(event, Failed):
-                continue
-            if event.lease.id in self._lost:
-                self._lost.discard(event.lease.id)  # it will not come back by itself; one that works goes on
-                self._idle.free(event.lease.worker)
-            elif self._transfers is not None and self._transfers.refuse(event.lease.id, self.now):
-                self._idle.free(event.lease.worker)  # its transfer ends there
-        self._handle(events)
+        self.driver.ring(self.now)
         self._set_timer()
-        self._after_change()
 
-    def _after_change(self) -> None:
+    def _woken(self, _: simpy.Event) -> None:
+        self.driver.changed(self.now)
         if self._timed:
             self._set_timer()
-        if self._gated:
-            self._dispatch_due = True
-        else:
-            self._dispatch()
-
-    def _forget(self, lease_id: int) -> None:
-        if self.learner is not None:
-            self.learner.forget(lease_id)
-
-    def _count_fruitless(self, reason: str) -> None:
-        self._fruitless += 1
-        if self._limit_s == inf and self._fruitless > HOPELESS + self.coordinator.strategy.admission.most_in_flight:
-            raise NothingAcceptedError(
-                f"the last {self._fruitless} leases brought nothing that was accepted (the last one: {reason}); "
-                f"{self.coordinator.explain()}"
-            )
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -429,15 +338,6 @@ class FederatedSimulation:
         if deadline_s is not None and deadline_s < self._timer_s:
             self._timer_s = deadline_s
             self._timer = self._at(deadline_s, self._time_is_over)
-
-    def _sleep_until_somebody_wakes(self) -> None:
-        awake_s = self._idle.next_awake_s
-        if awake_s < inf and not self.now < self._wake_s <= awake_s:
-            self._wake_s = awake_s
-            self._at(awake_s, self._woken)
-
-    def _woken(self, _: simpy.Event) -> None:
-        self._after_change()
 
 
 @contextmanager

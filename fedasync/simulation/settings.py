@@ -15,6 +15,9 @@ MOST_EVALUATIONS = 1_000_000
 Training = Literal["batched", "one_by_one"]
 """All results not yet computed in one call when one is due (where the workload can), or each by itself."""
 
+CancelledClients = Literal["stop", "finish"]
+"""A client whose lease is cancelled stops at once, or finishes what nobody waits for (as a client of Flower does)."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,6 +29,8 @@ class Settings:
 
     ``training`` says whether results are computed in batches; ``batch_memory_bytes`` bounds what a batch takes in work,
     and, apart from that, the results that were computed ahead of their time.
+
+    ``cancelled_clients`` says whether a client whose lease is cancelled is free at once.
 
     ``divergence`` models what publication rules measure, where there is no workload to measure it on.
     """
@@ -40,6 +45,7 @@ class Settings:
     training: Training = "batched"
     batch_memory_bytes: int = 1 << 30
     divergence: ModelledDivergence | None = None
+    cancelled_clients: CancelledClients = "stop"
 
     def __post_init__(self) -> None:
         if self.time_s is None and self.updates is None and self.versions is None:
@@ -52,6 +58,7 @@ class Settings:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         check_choice("selection", self.selection, Selection)
+        check_choice("cancelled_clients", self.cancelled_clients, CancelledClients)
         check_choice("training", self.training, Training)
         check_integer("batch_memory_bytes", self.batch_memory_bytes, 1)
         if self.time_s is not None and self.evaluate_every_s is not None:

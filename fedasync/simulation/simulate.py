@@ -203,8 +203,8 @@ class _Begun:
             **told,
             "final": last,
             "best": best,
-            "unfit": [asdict(unfit) for unfit in simulation.unfit],
-            "unfit_total": simulation.unfit_total,
+            "unfit": [asdict(unfit) for unfit in simulation.driver.unfit],
+            "unfit_total": simulation.driver.unfit_total,
             "not_batched": None if learner is None else learner.not_batched,
         }
         if (privacy := _privacy(strategy, record)) is not None:

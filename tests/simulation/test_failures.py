@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedasync.core import EveryN, EveryVersion, StalenessBudget, Strategy, Tumbling
+from fedasync.federated.driver import NothingAcceptedError
 from fedasync.runs.measures import lease_table
 from fedasync.runs.run import Run
-from fedasync.simulation.federated import NothingAcceptedError
 from fedasync.simulation.laws import Constant, Exponential, Uniform
 from fedasync.simulation.population import Clients, Population
 from fedasync.simulation.simulate import simulate

@@ -11,8 +11,8 @@ import torch
 from fedasync.aggregation.model import Contribution
 from fedasync.core import Constant
 from fedasync.federated.arrays import WorkloadError
+from fedasync.federated.driver import NothingAcceptedError
 from fedasync.runs.run import Run
-from fedasync.simulation.federated import NothingAcceptedError
 from fedasync.simulation.laws import Exponential
 from fedasync.simulation.population import Population
 from fedasync.simulation.simulate import simulate

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedasync.runs.run import Run
@@ -404,6 +404,7 @@ def test_a_client_that_meets_its_region_once_in_many_turns_is_told_when_to_ask_a
     starts_on=st.tuples(st.booleans(), st.booleans()),
     unit=st.sampled_from([Fraction(1), Fraction(1, 10), Fraction(7, 3)]),
 )
+@example(one=[0, 3, 5], other=[0, 5, 11], spare=(2, 4), starts_on=(True, True), unit=Fraction(1))
 def test_cycles_never_meet_just_when_no_instant_of_their_common_turn_has_both(
     one: list[int], other: list[int], spare: tuple[int, int], starts_on: tuple[bool, bool], unit: Fraction
 ) -> None:
