@@ -7,15 +7,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from fedasync.core import EventLog, Sliding, Strategy
-from fedasync.federated.evaluation import Evaluations
-from fedasync.runs.measures import last_and_best
-from fedasync.runs.privacy import spent
+from fedasync.core import EventLog, Strategy
+from fedasync.federated.result import summarise
 from fedasync.runs.record import LogWriteError, Record
 from fedasync.runs.run import Run
-from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation.closed_forms import closed_forms
 from fedasync.simulation.federated import FederatedSimulation, fewer_collections
 from fedasync.simulation.learning import Learner, compute_together
@@ -24,17 +19,11 @@ from fedasync.simulation.refusals import check, realise
 from fedasync.simulation.settings import Settings
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from fedasync.workloads.protocol import Workload
 
 
 MOST_SHARED_PARAMETERS = 1_000_000
 """Runs of larger models advance one after the other."""
-
-
-class BrokenLawError(AssertionError):
-    """A run's log contradicts a law that holds for every run: a fault of the simulator, never of its input."""
 
 
 @dataclass(frozen=True)
@@ -168,49 +157,22 @@ class _Begun:
         """The run with its tables and its verdict on itself."""
         request, simulation, learner = self.request, self.simulation, self.learner
         strategy, settings, workload = request.strategy, request.settings, request.workload
-        end_s = simulation.now
         record = self.record
         record.complete(simulation.log)
-        metrics = metric_table(simulation.evaluations)
-        coordinator = simulation.coordinator
-        ledger = coordinator.ledger.as_dict()
-        last, best = last_and_best(metrics)
-        told = told_by_the_log(
-            record.chunks(),
-            ledger,
-            metrics,
-            end_s=end_s,
-            slots=strategy.admission.most_in_flight,
-            max_staleness=strategy.max_staleness,
+        summary, metrics = summarise(
+            simulation.driver,
+            record,
+            simulation.evaluations,
+            end_s=simulation.now,
             server_busy_s=simulation.server_busy_s,
-            target=request.target,
+            targets=request.target,
+            seed=request.seed,
+            name=request.name,
+            study=request.study,
+            labels=request.labels,
+            timing_only=workload is None,
         )
-        summary: dict[str, Any] = {
-            "run_id": request.name or f"{strategy.name}-seed{request.seed}",
-            "study": request.study,
-            "seed": request.seed,
-            "labels": dict(request.labels),
-            "strategy": strategy.name,
-            "timing_only": workload is None,
-            "time_s": end_s,
-            "ended": simulation.ended,
-            "versions": coordinator.version,
-            "publications": coordinator.publications,
-            "checks": coordinator.checks,
-            "admitted": coordinator.ledger.admitted,
-            "consumed": coordinator.ledger.consumed,
-            "ledger": ledger,
-            **told,
-            "final": last,
-            "best": best,
-            "unfit": [asdict(unfit) for unfit in simulation.driver.unfit],
-            "unfit_total": simulation.driver.unfit_total,
-            "not_batched": None if learner is None else learner.not_batched,
-        }
-        if (privacy := _privacy(strategy, record)) is not None:
-            summary["privacy"] = privacy
-        if broken := [f"{v['name']}: {v['detail']}" for v in summary["verdicts"] if not v["holds"]]:
-            raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
+        summary["not_batched"] = None if learner is None else learner.not_batched
         found = closed_forms(strategy, self.clients, settings, workload, summary, metrics)
         summary["closed_forms"] = [asdict(form) for form in found]
         model = None if learner is None else learner.server.model
@@ -235,29 +197,6 @@ def _quietly(*, learns: bool) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def _privacy(strategy: Strategy, record: Record) -> dict[str, Any] | None:
-    """What was asked for and what was used, for the accountant; None for a run without noise."""
-    privacy = getattr(strategy.update, "privacy", None)
-    if privacy is None or not privacy.noise_multiplier:
-        return None
-    window = strategy.buffer.size if isinstance(strategy.buffer, Sliding) else None
-    return {**asdict(privacy), "clip_norm": strategy.clip_norm, **asdict(spent(record.chunks(), window))}
-
-
-def metric_table(evaluations: Evaluations) -> pl.DataFrame:
-    """The evaluations as a table: time_s, version, name, value."""
-    import polars as pl
-
-    return pl.DataFrame(
-        {
-            "time_s": np.array(evaluations.time_s, np.float64),
-            "version": np.array(evaluations.version, np.int64),
-            "name": pl.Series(evaluations.name, dtype=pl.String),
-            "value": np.array(evaluations.value, np.float64),
-        }
-    )
 
 
 def _describe(

@@ -17,13 +17,13 @@ from typing import Any, Literal
 from fedasync.aggregation.model import Contribution, Form, Model
 from fedasync.core import EventLog, Step, Strategy
 from fedasync.core.bounds import check_integer, check_real
+from fedasync.federated.result import BrokenLawError, metric_table
 from fedasync.runs.record import Record
 from fedasync.runs.summary import told_by_the_log
 from fedasync.simulation import FederatedSimulation, NothingAcceptedError, Population, Settings, Values, WorkloadError
 from fedasync.simulation.federated import StandstillError
 from fedasync.simulation.learning import Learner
 from fedasync.simulation.refusals import check, realise
-from fedasync.simulation.simulate import BrokenLawError, metric_table
 from fedasync.studies.build import build_federated
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.workloads.protocol import Task

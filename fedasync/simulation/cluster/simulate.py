@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedasync.core import EventLog, Strategy
+from fedasync.federated.result import BrokenLawError
 from fedasync.runs.cluster_measures import told_by_rollouts
 from fedasync.runs.measures import last_and_best
 from fedasync.runs.record import Record
@@ -20,7 +21,6 @@ from fedasync.simulation.cluster.refusals import check
 from fedasync.simulation.cluster.runtime import ClusterSimulation, Incident
 from fedasync.simulation.cluster.settings import ClusterSettings
 from fedasync.simulation.federated import fewer_collections
-from fedasync.simulation.simulate import BrokenLawError
 
 MOST_INCIDENTS = 100
 """Incidents that a summary tells one by one; all are counted."""
