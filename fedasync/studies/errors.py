@@ -169,6 +169,8 @@ def _unpacked(target: Any, name: str) -> dict[str, Any]:
 
 def _hints(target: Any) -> dict[str, Any]:
     """Annotations of the keys that a function or a class takes."""
+    if is_dataclass(target) and isinstance(target, type):  # fields may come from a parent in another module
+        return get_type_hints(target)
     return get_type_hints(target.__init__ if isinstance(target, type) else target)  # type: ignore[misc]
 
 
