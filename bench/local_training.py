@@ -1,4 +1,4 @@
-"""Client updates per CPU-second: one by one and in lanes, beside the floor of a bare torch loop in the same run.
+"""Client updates per CPU-second: one by one, through Accelerate and in lanes, beside a bare torch loop in the same run.
 
     python bench/local_training.py --model mlp cnn --repeats 3
 
@@ -22,11 +22,13 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 
 from fedasync.aggregation.model import Model
-from fedasync.workloads import Digits, Iid, LocalTraining, Task
+from fedasync.workloads import Digits, Iid, LocalTraining, Task, Workload
+from fedasync.workloads.accelerated import through_accelerate
 
 LANES = (1, 2, 12, 50, 100, 250)
 CLIENTS, STEPS, UPDATES = 100, 5, 600
 MEMORY_BYTES = 1 << 30
+FLOOR = "bare torch loop"
 
 
 def tasks(model: Model, count: int) -> list[Task]:
@@ -51,9 +53,12 @@ def ways(workload: Digits) -> dict[str, Callable[[int], None]]:
     """Name → a function that makes so many client updates."""
     model = workload.initial_model(0)
 
-    def one_by_one(count: int) -> None:
-        for task in tasks(model, count):
-            workload.train(task)
+    def one_by_one(trained: Workload) -> Callable[[int], None]:
+        def train(count: int) -> None:
+            for task in tasks(model, count):
+                trained.train(task)
+
+        return train
 
     def in_lanes(lanes: int) -> Callable[[int], None]:
         def train(count: int) -> None:
@@ -64,17 +69,18 @@ def ways(workload: Digits) -> dict[str, Callable[[int], None]]:
         return train
 
     return {
-        "bare torch loop": lambda count: bare(workload, count),
-        "one by one": one_by_one,
+        FLOOR: lambda count: bare(workload, count),
+        "one by one": one_by_one(workload),
+        "through Accelerate": one_by_one(through_accelerate(workload, device="cpu")),
         **{f"{lanes} lanes" if lanes > 1 else "1 lane": in_lanes(lanes) for lanes in LANES},
     }
 
 
-def measure(model: str, repeats: int) -> list[tuple[str, float, float]]:
+def measure(model: str, repeats: int, names: Sequence[str]) -> list[tuple[str, float, float]]:
     """(way, median updates per CPU-second, ratio to the floor); ways in turn, so that drift meets all alike."""
     local = LocalTraining(steps=STEPS, batch_size=10)
     workload = Digits(CLIENTS, Iid(), model=model, hidden=32, local=local)  # type: ignore[arg-type]
-    found = ways(workload)
+    found = {name: way for name, way in ways(workload).items() if name == FLOOR or not names or name in names}
     for way in found.values():
         way(UPDATES)  # trials and recordings are start-up
     rates: dict[str, list[float]] = {name: [] for name in found}
@@ -83,19 +89,20 @@ def measure(model: str, repeats: int) -> list[tuple[str, float, float]]:
             start = time.process_time()
             way(UPDATES)
             rates[name].append(UPDATES / (time.process_time() - start))
-    floor = statistics.median(rates["bare torch loop"])
+    floor = statistics.median(rates[FLOOR])
     return [(name, statistics.median(each), statistics.median(each) / floor) for name, each in rates.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", nargs="+", choices=["mlp", "cnn"], default=["mlp", "cnn"])
+    parser.add_argument("--ways", nargs="+", default=[], help="rows of the table beside the bare loop; default: all")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for model in options.model:
         table = Table(model, "client updates per CPU-s", "× bare loop")
-        for name, rate, ratio in measure(model, options.repeats):
+        for name, rate, ratio in measure(model, options.repeats, options.ways):
             table.add_row(name, f"{rate:,.0f}", f"{ratio:.1f}")
         Console(width=None if sys.stdout.isatty() else 140).print(table)
 

@@ -8,6 +8,7 @@ Every runtime drives one of these beside its coordinator:
     defect = server.receive(lease.id, contribution)      # None, or why it must not be used
     server.apply(step)                                   # the model of step.version + 1
     server.forget(lease.id)                              # failed, cancelled, rejected
+    state, tensors = server.snapshot()                   # all of it, between any two calls
 
 Who owns which memory: a version belongs to whoever trains from it, and is never written once it was published. A
 contribution belongs to the server from ``receive`` on; when a step uses it up, its memory becomes that step's version,
@@ -18,14 +19,16 @@ so that in the long run an arrival takes no memory but what it brings along. Val
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 from fedasync.aggregation.check import Defect, non_finite, taken
+from fedasync.aggregation.kept import Kept, Versions, by_lease, plain_layout, restored_layout, restored_versions
 from fedasync.aggregation.model import Contribution, Model
 from fedasync.aggregation.norms import Norms
+from fedasync.aggregation.state_codec import Pool, Stored, kinds_in, kinds_of, plain, restored
 from fedasync.aggregation.update import Elsewhere, Input, Inputs, Steering, Update
 from fedasync.core.events import Arrival, Step
 
@@ -39,18 +42,6 @@ class OverwrittenError(RuntimeError):
 
 class DivergedError(ArithmeticError):
     """A step made NaN or infinity of finite contributions: the run has diverged, and no client is to blame."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A checked contribution as the update sees it; staleness and worker are known once it is consumed."""
-
-    input: Input
-    integers: Tensor | None
-    written: int
-    """Count of writes to the values (torch's version counter) when they were taken over."""
-    statistics: list[Tensor]
-    """The client's own, where the update wants deltas."""
 
 
 class Server:
@@ -76,11 +67,12 @@ class Server:
         self._clients, self._seed, self._norms = clients, seed, norms
         self._controls: dict[int, Tensor | None] = {}
         self._state: Any = update.init(model.values)
+        self._first_kinds = kinds_in(self._state)
         self._may_diverge = not getattr(update, "stays_between", False)
         averaged = update.wants == "delta" and not getattr(update, "steps_statistics", False)
         self._statistics = model.layout.statistics if averaged else []
         self._bases: dict[int, Model] = {}
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, Kept] = {}
         self._held: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         """Storage address → tensor, of all versions and contributions that are alive."""
         self._set_model(model)
@@ -122,26 +114,22 @@ class Server:
         that nobody writes again. Raises OverwrittenError when the current version was written since it was made.
         """
         base, control = self._bases.pop(lease_id), self._controls.pop(lease_id, None)
-        if self.model.values._version != self._written:
-            raise OverwrittenError(
-                "the current version was written by others: only read the models that you are given, and hand over"
-                " values in memory that you do not go on using"
-            )
+        self._check_current()
         found = taken(contribution, base, self.update.wants, self._held, self._norms)
         if isinstance(found, Defect):
             return found
         self._hold(found.values)
         kept = Input(
             found.values,
-            found.samples,
+            int(found.samples),  # numpy's numbers compute, and are kept, otherwise
             staleness=0,
             worker=-1,
-            step_size_sum=found.step_size_sum,
+            step_size_sum=None if found.step_size_sum is None else float(found.step_size_sum),
             control=control,
             base=base.values if self._needs_base else None,
         )
         statistics = [base.values[place] + found.values[place] for place in self._statistics]
-        self._kept[lease_id] = _Kept(kept, found.integers, found.values._version, statistics)
+        self._kept[lease_id] = Kept(kept, found.integers, found.values._version, statistics)
         return None
 
     def forget(self, lease_id: int) -> None:
@@ -195,6 +183,54 @@ class Server:
             if lease_id not in window:
                 del self._kept[lease_id]
 
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The whole state, between any two calls: data that JSON keeps, and tensors by name, each memory once.
+
+        The tensors are the server's own: write them out, or copy them, before the next call. Raises OverwrittenError as
+        ``receive`` and ``apply`` do, and StateError for an update's state that cannot be kept.
+        """
+        self._check_current()
+        for lease_id in self._kept:
+            self._check_unwritten(lease_id)
+        pool = Pool()
+        versions = Versions(pool)
+        state = {
+            "layout": plain_layout(self.model.layout),
+            "model": versions.place(self.model),
+            "published": versions.place(self._published),
+            "shared": self._shared,
+            "bases": [[lease_id, versions.place(base)] for lease_id, base in self._bases.items()],
+            "versions": versions.plain,
+            "controls": [[lease_id, plain(control, pool, {})] for lease_id, control in self._controls.items()],
+            "kept": [[lease_id, kept.plain(pool)] for lease_id, kept in self._kept.items()],
+            "update": plain(self._state, pool, kinds_of(self.update, self._first_kinds)),
+            "clients": self._clients,
+            "seed": self._seed,
+            "norms": asdict(self._norms),
+        }
+        return state, pool.tensors
+
+    @classmethod
+    def restore(cls, update: Update, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Server:
+        """A server that goes on from ``snapshot``'s state as if nothing had happened.
+
+        ``update`` is the rule of before: its ``init`` says what kinds its state is made of. The tensors belong to the
+        server from now on. Raises StateError for a state that does not fit the update.
+        """
+        stored = Stored(tensors)
+        versions = restored_versions(state["versions"], restored_layout(state["layout"]), stored)
+        norms = Norms(**state["norms"])
+        self = cls(update, versions[state["model"]], clients=state["clients"], seed=state["seed"], norms=norms)
+        self._published, self._shared = versions[state["published"]], state["shared"]
+        self._bases = {lease_id: versions[place] for lease_id, place in by_lease(state["bases"]).items()}
+        controls = by_lease(state["controls"])
+        self._controls = {lease_id: restored(found, stored, {}) for lease_id, found in controls.items()}
+        self._kept = {lease_id: Kept.restored(found, stored) for lease_id, found in by_lease(state["kept"]).items()}
+        self._state = restored(state["update"], stored, kinds_of(update, self._first_kinds))
+        for values in (*(model.values for model in versions), *(kept.input.values for kept in self._kept.values())):
+            self._hold(values)
+        return self
+
     def _seen(self, lease_ids: Sequence[int]) -> list[Input]:
         return [self._kept[lease_id].input for lease_id in lease_ids]
 
@@ -224,6 +260,13 @@ class Server:
 
     def _hold(self, values: Tensor) -> None:
         self._held[values.untyped_storage().data_ptr()] = values
+
+    def _check_current(self) -> None:
+        if self.model.values._version != self._written:
+            raise OverwrittenError(
+                "the current version was written by others: only read the models that you are given, and hand over"
+                " values in memory that you do not go on using"
+            )
 
     def _check_unwritten(self, lease_id: int) -> None:
         kept = self._kept[lease_id]

@@ -240,11 +240,16 @@ class Driver:
                 self.over, self.ended = True, f"diverged: {error}"
                 return []
         events = coordinator.commit(now, None if self._measured is None else self._measured(coordinator, now))
+        self.look_at_the_counts()
+        return events
+
+    def look_at_the_counts(self) -> None:
+        """The run is over when it has made or used as much as it was to."""
+        coordinator = self.coordinator
         if coordinator.version >= self._most_versions:
             self.over, self.ended = True, "versions"
         elif coordinator.ledger.consumed >= self.most_updates:
             self.over, self.ended = True, "updates"
-        return events
 
     def _forget(self, lease_id: int) -> None:
         if self._arrays is not None:

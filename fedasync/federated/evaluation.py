@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Evaluated(Protocol):
@@ -42,6 +42,22 @@ class Evaluations:
     def next_s(self) -> float:
         """The next grid point; infinite when there is none."""
         return self._next * self._every_s if self._every_s < inf else inf
+
+    def state(self) -> dict[str, Any]:
+        """What was found so far, as plain data."""
+        return {
+            "next": self._next,
+            "found": list(self._found),
+            "to_reach": self._to_reach,
+            "columns": [list(self.time_s), list(self.version), self.name, list(self.value)],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, of a run with the same targets."""
+        self._next, self._found = state["next"], (state["found"][0], state["found"][1])
+        self._to_reach = dict(state["to_reach"])
+        time_s, version, self.name, value = state["columns"]
+        self.time_s, self.version, self.value = array("d", time_s), array("q", version), array("d", value)
 
     def before(self, time_s: float, version: int, *, inclusive: bool = False) -> None:
         """Evaluate the model at the grid points before ``time_s``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Literal, Protocol
@@ -33,12 +34,25 @@ class IdleClients:
         self._random = selection == "random_idle"
         self._idle = array("i", range(count if self._random else 0))
         self._freed: deque[int] = deque()
-        self._fresh = iter(range(0 if self._random else count))
+        self._fresh: Iterator[int] = iter(range(0 if self._random else count))
         self._presence = presence
         self._asleep: list[tuple[float, int]] = []
         self._stream = Stream(seed, "selection")
         self._draws = 0
         self._ahead: list[int] = []
+
+    @property
+    def draws(self) -> int:
+        """Random numbers used so far."""
+        return self._draws - len(self._ahead)
+
+    def go_on(self, draws: int, busy: Collection[int]) -> None:
+        """Go on where another run of this seed stopped after so many draws; ``busy`` clients are to be freed later."""
+        self._draws, self._ahead = draws, []
+        if self._random:
+            self._idle = array("i", (client for client in self._idle if client not in busy))
+        else:
+            self._fresh = iter([client for client in self._fresh if client not in busy])
 
     def free(self, client: int) -> None:
         """The client has no lease any more."""

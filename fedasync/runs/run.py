@@ -13,6 +13,8 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fedasync.runs import exchanges
+from fedasync.runs.exchanges import EXCHANGES
 from fedasync.runs.record import Record
 from fedasync.runs.rows import CHUNK
 
@@ -35,11 +37,11 @@ EVENTS, METRICS, ROLLOUTS, SUMMARY, CONFIG, MODEL = (
 class Run:
     """One run of one strategy on one world with one seed.
 
-    ``events`` and ``metrics`` are tables of docs/log.md, as is ``rollouts``, which only runs of a cluster have;
-    ``summary`` holds what is derived from them, and ``config`` what was asked for. A log of many million rows does not
-    go into memory as a table: ``scan_events`` and ``read_events`` take what is wanted of it. ``last_model`` is the last
-    version as it comes out of a run; read ``model``, which also finds it in the folder. ``record`` is the log as a
-    runtime left it.
+    ``events`` and ``metrics`` are tables of docs/log.md, as are ``rollouts``, which only runs of a cluster have, and
+    ``exchanges``, which only deployments have; ``summary`` holds what is derived from them, and ``config`` what was
+    asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and ``read_events`` take
+    what is wanted of it. ``last_model`` is the last version as it comes out of a run; read ``model``, which also finds
+    it in the folder. ``record`` is the log as a runtime left it.
     """
 
     config: dict[str, Any]
@@ -114,6 +116,15 @@ class Run:
         return pl.scan_parquet(self.folder / ROLLOUTS)
 
     @cached_property
+    def exchanges(self) -> pl.DataFrame | None:
+        """A row a task that was sent to a client; None for a run that sent none. Raises ValueError when unreadable."""
+        if "exchanges" in self.tables:
+            return self.tables["exchanges"]
+        if self.folder is None or not exchanges.is_there(self.folder):
+            return None
+        return exchanges.read(self.folder)
+
+    @cached_property
     def model(self) -> Model | None:
         """The last version; None for a timing-only run."""
         if self.last_model is not None or self.folder is None or not (self.folder / MODEL).is_file():
@@ -151,14 +162,16 @@ class Run:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model, metrics, events = self.model, self.metrics, self.scan_events()  # of what may lie in this very folder
-        rollouts = self.rollouts
-        for stale in (SUMMARY, MODEL, ROLLOUTS):
+        rollouts, exchanged = self.rollouts, self.exchanges
+        for stale in (SUMMARY, MODEL, ROLLOUTS, EXCHANGES):
             (folder / stale).unlink(missing_ok=True)
         write(folder / CONFIG, _json(self.config))
         write_table(folder / EVENTS, events)
         write_table(folder / METRICS, metrics.lazy())
         if rollouts is not None:
             write_table(folder / ROLLOUTS, rollouts.lazy())
+        if exchanged is not None:
+            write_table(folder / EXCHANGES, exchanged.lazy())
         if model is not None:
             write(folder / MODEL, model.to_bytes())
         write(folder / SUMMARY, _json(self.summary))

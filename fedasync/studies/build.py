@@ -139,6 +139,22 @@ def build_world(config: dict[str, Any], where: str) -> WorldParts:
     return WorldParts(population, workload, (kind,))
 
 
+def build_strategy(config: dict[str, Any], where: str) -> Strategy:
+    """Read a run's strategy. Raises StudyError."""
+    return _row(config, where)[1]
+
+
+def build_workload(config: dict[str, Any], where: str) -> Callable[[], Workload] | None:
+    """Read what a run's clients train, without the world around them; as in ``Parts``. Raises StudyError."""
+    _demand_tables(config, (), where)
+    if "workload" not in config:
+        return None
+    if "seed" not in config:
+        raise StudyError(f"{where}: seed: this key is missing")
+    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
+    return _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
+
+
 def _demand_tables(config: dict[str, Any], names: tuple[str, ...], where: str) -> None:
     for table in names:
         if table not in config:

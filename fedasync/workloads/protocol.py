@@ -1,5 +1,5 @@
-"""What a workload is: the four functions that a runtime calls, one more for publication rules that measure, and three
-of one that trains many at once.
+"""What a workload is: the four functions that a runtime calls, one more for publication rules that measure, one for
+training through Accelerate, and three of one that trains many at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedasync.aggregation.model import Contribution, Model
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch import Tensor
 
 
@@ -64,6 +65,20 @@ class ComparingWorkload(Workload, Protocol):
 
         The same names for any two versions; equal ones give 0, 0 and 1. Called once with version 0 twice, to see which
         measures there are. Read the models, never write them.
+        """
+        ...
+
+
+class AcceleratedWorkload(Workload, Protocol):
+    """A workload of your own that trains through Hugging Face Accelerate (``through_accelerate``)."""
+
+    def accelerate(self, accelerator: Accelerator) -> None:
+        """Called once, before the first task: train on ``accelerator.device``, through it, from now on.
+
+        Precision and ``gradient_accumulation_steps`` are those that the run asked for; there is one process. What
+        ``train`` brings may still depend on its task alone, so whatever is prepared with the accelerator (optimisers,
+        scalers, schedules) must start afresh in each task. A workload without this function trains as it does, and
+        is refused where a precision, accumulation or device is asked for.
         """
         ...
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -46,6 +46,25 @@ def module_state(module: Module) -> dict[str, Tensor]:
     return {**trainable, **parameters, **buffers}
 
 
+class Descent(Protocol):
+    """How the batches of a task become optimiser steps."""
+
+    def __call__(self, trainer: ModuleTrainer, batches: Iterable[Sequence[Tensor]], optimizer: LocalOptimizer) -> None:
+        """Make one step along the mean loss of each batch, whose samples are ``trainer.losses``.
+
+        Every backward pass adds to ``trainer.gradient``, which is zeroed before a batch and given to the optimiser.
+        """
+        ...
+
+
+def in_one_pass(trainer: ModuleTrainer, batches: Iterable[Sequence[Tensor]], optimizer: LocalOptimizer) -> None:
+    """The plain ``Descent``: each batch goes through the module at once."""
+    for batch in batches:
+        trainer.gradient.zero_()
+        trainer.losses(batch).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step([trainer.gradient])
+
+
 class ModuleTrainer:
     """A module bound to one flat vector, so that an optimiser's step is a few flat operations in place.
 
@@ -75,8 +94,9 @@ class ModuleTrainer:
         for name, view in model.tensors().items():
             state[name].data = view
         sizes = [state[name].numel() for name in self.trainable]
-        self._gradient = torch.zeros(sum(sizes), dtype=self.dtype, device=device)
-        for name, gradient in zip(self.trainable, torch.split(self._gradient, sizes), strict=True):
+        self.gradient = torch.zeros(sum(sizes), dtype=self.dtype, device=device)
+        """Of the trainable parameters, in one vector: the backward passes add to it."""
+        for name, gradient in zip(self.trainable, torch.split(self.gradient, sizes), strict=True):
             state[name].grad = gradient.view(state[name].shape)
         self._buffers = [(name, buffer) for name, buffer in module.named_buffers() if name in state]
 
@@ -112,14 +132,22 @@ class ModuleTrainer:
         if self._integers is not None and model.integers is not None:
             self._integers.copy_(model.integers)
 
-    def train(self, task: Task, data: Sequence[Tensor], local: LocalTraining) -> Contribution:
+    def losses(self, batch: Sequence[Tensor]) -> Tensor:
+        """The loss of each sample of a batch, [B]. Raises ValueError if it is not one number per sample."""
+        losses = self.loss(self.module, *batch)
+        check_losses(losses, len(batch[0]))
+        return losses
+
+    def train(
+        self, task: Task, data: Sequence[Tensor], local: LocalTraining, descend: Descent = in_one_pass
+    ) -> Contribution:
         """Train from ``task.model``, which is only read, on ``data``: tensors of n samples each, n ≥ 1.
 
         Each epoch passes over the samples in a new order; its last batch may be short. With μ = ``proximal_mu``
         > 0 the gradient of every batch gains μ(x − w_base), the term of FedProx (Li et al. 2020, "Federated
         Optimization in Heterogeneous Networks", section 3.2), and with ``control`` that vector. The order and
         torch's own generators (dropout) start from ``task.seed``; the global ones are left as they were found.
-        ``task.steps`` replaces the number of steps that ``local`` says.
+        ``task.steps`` replaces the number of steps that ``local`` says. ``descend`` makes the steps.
 
         Returns all parameters and buffers after training, in fresh memory on the CPU. What the module raises
         propagates; ValueError if the loss is not one number per sample.
@@ -127,22 +155,17 @@ class ModuleTrainer:
         if task.steps is not None:
             local = replace(local, steps=task.steps)
         self.load(task.model)
-        x = self._values[: len(self._gradient)]
+        x = self._values[: len(self.gradient)]
         control = []
         if task.control is not None:
             self.check_control(task.control)
-            control.append(task.control.detach()[: len(self._gradient)].to(self.device))
+            control.append(task.control.detach()[: len(self.gradient)].to(self.device))
         base = [x.clone()] if task.proximal_mu else []
         optimizer = LocalOptimizer.fresh(local, [x], control, task.proximal_mu, base)
         if not self.module.training:
             self.module.train()
         with _seeded(generator_seed(task.seed), self.device):
-            for batch in _batches(data, local, task.seed):
-                self._gradient.zero_()
-                losses = self.loss(self.module, *batch)
-                check_losses(losses, len(batch[0]))
-                losses.mean().backward()  # type: ignore[no-untyped-call]
-                optimizer.step([self._gradient])
+            descend(self, _batches(data, local, task.seed), optimizer)
         self._check_buffers()
         integers = None if self._integers is None else self._integers.to("cpu", copy=True)
         moved = local.step_size_sum(optimizer.steps)

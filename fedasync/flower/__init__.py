@@ -1,0 +1,1 @@
+"""The runtime over Flower: real clients, a real clock, the same coordinator."""

@@ -1,0 +1,151 @@
+"""Messages under way between the server and its nodes: what was sent, what is awaited, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedasync.core import Lease
+from fedasync.flower.messages import Sent, task_record
+from fedasync.workloads.protocol import Task
+
+HELLO_TTL_S = 120.0
+"""Seconds that a node has to say who it is."""
+
+FAILURES = {
+    0: "unknown error",
+    1: "client app not loadable",
+    2: "client error",
+    3: "no reply in time",
+    4: "reply lost",
+    5: "node unavailable",
+    6: "refused by a client mod",
+    7: "invalid app bundle",
+    8: "client crashed",
+}
+"""Flower's error codes, in words."""
+
+
+@dataclass(frozen=True)
+class Came:
+    """A message that came back: for a task, or (``sent`` is None) from a node that was asked who it is."""
+
+    message: Message
+    node_id: int
+    sent: Sent | None
+
+
+@dataclass
+class _Outgoing:
+    lease: Lease
+    node_id: int
+    most_samples: int
+    task: Task
+
+
+class Mailbox:
+    """Tasks leave together, when ``send`` is called: after what they follow from is on the disk."""
+
+    def __init__(self, grid: Grid, ttl_s: float) -> None:
+        self._grid, self._ttl_s = grid, ttl_s
+        self._out: list[_Outgoing] = []
+        self._awaited: dict[str, Sent] = {}
+        self._asked: dict[str, int] = {}
+        self._of_lease: dict[int, str] = {}
+
+    @property
+    def under_way(self) -> list[Sent]:
+        """Tasks whose replies may come."""
+        return list(self._awaited.values())
+
+    def sent_for(self, lease_id: int) -> Sent | None:
+        """The task of a lease, while its reply may come."""
+        return self._awaited.get(self._of_lease.get(lease_id, ""))
+
+    @property
+    def asked(self) -> list[int]:
+        """Nodes that were asked who they are, and have not answered."""
+        return list(self._asked.values())
+
+    def nodes(self) -> list[int]:
+        """The nodes that the SuperLink takes for connected."""
+        return sorted(self._grid.get_node_ids())
+
+    def ask(self, nodes: Sequence[int]) -> None:
+        """Ask nodes who they are."""
+        messages = [
+            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=HELLO_TTL_S) for node in nodes
+        ]
+        for node, message_id in zip(nodes, self._pushed(messages), strict=False):
+            if message_id:
+                self._asked[message_id] = node
+
+    def put(self, lease: Lease, node_id: int, task: Task, most_samples: int) -> None:
+        """Send this task with the next ``send``."""
+        self._out.append(_Outgoing(lease, node_id, most_samples, task))
+
+    def send(self, now: float) -> list[Sent]:
+        """Send what was put; the tasks that the SuperLink would not take."""
+        if not self._out:
+            return []
+        out, self._out = self._out, []
+        messages = [
+            Message(
+                task_record(each.task, each.lease),
+                dst_node_id=each.node_id,
+                message_type=MessageType.TRAIN,
+                ttl=self._ttl_s,
+                group_id=str(each.lease.base_version),
+            )
+            for each in out
+        ]
+        ids = list(self._pushed(messages))
+        refused = []
+        for place, each in enumerate(out):
+            message_id = ids[place] if place < len(ids) else None
+            model = each.task.model
+            sent = Sent(
+                each.lease,
+                each.node_id,
+                message_id or "",
+                now,
+                model.layout,
+                model.values.dtype,
+                each.most_samples,
+            )
+            if message_id:
+                self._awaited[message_id] = sent
+                self._of_lease[each.lease.id] = message_id
+            else:
+                refused.append(sent)
+        return refused
+
+    def _pushed(self, messages: list[Message]) -> Iterable[str | None]:
+        return self._grid.push_messages(messages) if messages else []
+
+    def take(self) -> list[Came]:
+        """What has come: answers of nodes first, then replies in the order in which their leases were given out."""
+        ids = [*self._awaited, *self._asked]
+        if not ids:
+            return []
+        came: list[Came] = []
+        for message in self._grid.pull_messages(ids):
+            of = message.metadata.reply_to_message_id
+            if of in self._asked:
+                came.append(Came(message, self._asked.pop(of), None))
+            elif (sent := self._awaited.pop(of, None)) is not None:
+                self._of_lease.pop(sent.lease.id, None)
+                came.append(Came(message, sent.node_id, sent))
+        return sorted(came, key=lambda each: -1 if each.sent is None else each.sent.lease.id)
+
+    def drop(self, lease_id: int) -> Sent | None:
+        """Await this task's reply no longer."""
+        message_id = self._of_lease.pop(lease_id, None)
+        return None if message_id is None else self._awaited.pop(message_id)
+
+    def forget_asked(self, node: int) -> None:
+        """Await a node's answer no longer."""
+        self._asked = {message_id: other for message_id, other in self._asked.items() if other != node}

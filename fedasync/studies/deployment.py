@@ -1,0 +1,83 @@
+"""From a deployment's configuration to what Flower's server serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedasync.core import Strategy
+from fedasync.federated.limits import Limits
+from fedasync.flower.configuration import EXPERIMENT, OUT, RESUME, without_ours
+from fedasync.flower.settings import DeploymentSettings
+from fedasync.studies import store
+from fedasync.studies.build import build_strategy, build_workload
+from fedasync.studies.errors import StudyError, parse
+
+if TYPE_CHECKING:
+    from fedasync.flower.serving import Deployment
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a run belongs to: its study, its name there, and where it stands on the study's axes."""
+
+    study: str = ""
+    name: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeploymentParts:
+    """What a deployment's tables say, but for its workload."""
+
+    strategy: Strategy
+    limits: Limits
+    settings: DeploymentSettings
+    targets: Mapping[str, float]
+    seed: int
+
+
+def build_parts(config: dict[str, Any], where: str) -> DeploymentParts:
+    """Read a deployment's tables. Raises StudyError."""
+    for table in ("strategy", "workload", "run"):
+        if table not in config:
+            raise StudyError(f"{where}: the table [{table}] is missing")
+    if isinstance(config.get("seed"), bool) or not isinstance(config.get("seed"), int):
+        raise StudyError(f"{where}: seed: got {config.get('seed')!r}; an integer ≥ 0 would do")
+    return DeploymentParts(
+        build_strategy(config, where),
+        parse(Limits, config["run"], f"{where}: run"),
+        parse(DeploymentSettings, config.get("deployment", {}), f"{where}: deployment"),
+        parse(dict[str, float], config.get("targets", {}), f"{where}: targets"),
+        config["seed"],
+    )
+
+
+def build_deployment(config: dict[str, Any], where: str) -> Deployment:
+    """Read a deployment's configuration, the run's folder and its place in a study included. Raises StudyError."""
+    from fedasync.flower.serving import Deployment
+
+    asked = without_ours(config)
+    parts = build_parts(asked, where)
+    make = build_workload(asked, where)
+    assert make is not None  # a [workload] is there
+    experiment = parse(Experiment, config.get(EXPERIMENT, {}), f"{where}: {EXPERIMENT}")
+    out, resume = config.get(OUT), config.get(RESUME, False)
+    if not isinstance(out, str) or not out:
+        raise StudyError(f"{where}: {OUT}: got {out!r}; the folder of the run, on the server's machine, would do")
+    return Deployment(
+        parts.strategy,
+        make(),
+        parts.limits,
+        parts.settings,
+        parts.seed,
+        parts.targets,
+        Path(out),
+        bool(resume),
+        experiment.name,
+        experiment.study,
+        experiment.labels,
+        {**asked, "versions": store.versions()},
+    )
