@@ -97,6 +97,74 @@ def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder
     show_run(run)
 
 
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of a study's results.")]
+
+
+@app.command()
+def replay(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder with its contributions.")]) -> None:
+    """Drive the core from a deployment's log, and check every version's weights, bit for bit."""
+    from fedasync.studies.replay_command import replay_run
+
+    raise typer.Exit(replay_run(run))
+
+
+@app.command()
+def calibrate(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder (default: results/calibrated/RUN).")] = None,
+) -> None:
+    """Fit the simulator's clients to recorded runs, and write a study that predicts."""
+    from fedasync.studies.calibrate_clients import calibrate
+
+    raise typer.Exit(calibrate(runs, out))
+
+
+@app.command()
+def compare(
+    real: Annotated[Path, typer.Argument(metavar="REAL", help="A run, or a study's results: what was measured.")],
+    predicted: Annotated[Path, typer.Argument(metavar="SIM", help="A run, or a study's results: what was predicted.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of compare.json (default: here).")] = None,
+) -> None:
+    """Print how far a prediction is from what was measured: times, throughput, order, staleness."""
+    from fedasync.studies.compare import compare
+
+    raise typer.Exit(compare([real], [predicted], out))
+
+
+@app.command("flower-app")
+def flower_app(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, which `flwr run` takes.")],
+    workload: Annotated[str, typer.Option(help="A workload's name, or the dotted path of your own.")],
+    strategy: Annotated[str, typer.Option(help="A row of the strategy table, or the dotted path of your own.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. --set strategy.buffer_size=2. Repeatable."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="The app's name.")] = "fedasync-app",
+) -> None:
+    """Write the folder of a deployment on Flower."""
+    from fedasync.studies.app_folder_command import write_app_folder
+
+    write_app_folder(folder, workload, strategy, changes or [], name)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where certificates and keys are written.")],
+    clients: Annotated[int, typer.Option(min=1, help="SuperNodes, one key pair each.")],
+    names: Annotated[list[str] | None, typer.Option("--name", help="The server's host name. Repeatable.")] = None,
+    addresses: Annotated[
+        list[str] | None, typer.Option("--address", help="The server's IP address. Repeatable.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days that the certificates are valid.")] = 30,
+    overwrite: Annotated[bool, typer.Option(help="Replace what lies there.")] = False,
+) -> None:
+    """Make a CA, the server's certificate and the nodes' keys, for a test federation."""
+    from fedasync.studies.certs_command import write_certificates
+
+    write_certificates(folder, clients, names or [], addresses or [], days, overwrite=overwrite)
+
+
 @app.command()
 def validate(
     page: Annotated[

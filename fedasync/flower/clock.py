@@ -10,7 +10,7 @@ class Clock(Protocol):
     """A clock that can be waited on."""
 
     def now(self) -> float:
-        """Seconds since ``start`` (0 before it), plus what the run had behind it then."""
+        """Seconds since ``start``, plus what the run had behind it then; before it, seconds of waiting."""
         ...
 
     def start(self, elapsed_s: float) -> None:
@@ -26,10 +26,10 @@ class WallClock:
     """The machine's monotonic clock."""
 
     def __init__(self) -> None:
-        self._zero_s: float | None = None
+        self._zero_s = time.monotonic()
 
     def now(self) -> float:
-        return 0.0 if self._zero_s is None else time.monotonic() - self._zero_s
+        return time.monotonic() - self._zero_s
 
     def start(self, elapsed_s: float) -> None:
         self._zero_s = time.monotonic() - elapsed_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ CLOCK_STEP_S = 10.0
 def write_down(folder: Path, services: Iterable[Service], pids: Iterable[int], addresses: Iterable[str]) -> None:
     """Keep in a federation's folder which processes are its own, and which ``pids`` and addresses it ever had."""
     content = {
-        "owner": _description("owner", psutil.Process()),
+        "owner": _description("owner", (me := psutil.Process()), me.cmdline()),
         "pids": sorted(pids),
         "addresses": sorted(addresses),
-        "processes": [_description(s.name, s.process) for s in services if s.status is None],
+        "processes": [_description(s.name, s.process, s.command) for s in services if s.status is None],
     }
     beside = folder / f".{PROCESSES}"
     beside.write_text(json.dumps(content, indent=1) + "\n")
@@ -59,10 +59,8 @@ def end_leftovers(folder: Path, grace_s: float) -> list[str]:
     return lines
 
 
-def _description(name: str, process: psutil.Process) -> dict[str, Any]:
-    with suppress(psutil.NoSuchProcess):
-        return {"name": name, "pid": process.pid, "began_s": process.create_time(), "command": process.cmdline()}
-    return {"name": name, "pid": process.pid, "began_s": 0.0, "command": []}
+def _description(name: str, process: psutil.Process, command: Sequence[str]) -> dict[str, Any]:
+    return {"name": name, "pid": process.pid, "began_s": process.create_time(), "command": list(command)}
 
 
 def _found(known: dict[str, Any]) -> psutil.Process | None:

@@ -61,15 +61,6 @@ class Mailbox:
         """Tasks whose replies may come."""
         return list(self._awaited.values())
 
-    def sent_for(self, lease_id: int) -> Sent | None:
-        """The task of a lease, while its reply may come."""
-        return self._awaited.get(self._of_lease.get(lease_id, ""))
-
-    @property
-    def asked(self) -> list[int]:
-        """Nodes that were asked who they are, and have not answered."""
-        return list(self._asked.values())
-
     def nodes(self) -> list[int]:
         """The nodes that the SuperLink takes for connected."""
         return sorted(self._grid.get_node_ids())
@@ -115,6 +106,7 @@ class Mailbox:
                 model.layout,
                 model.values.dtype,
                 each.most_samples,
+                sum(array.nbytes for array in (model.values, model.integers, each.task.control) if array is not None),
             )
             if message_id:
                 self._awaited[message_id] = sent
@@ -145,7 +137,3 @@ class Mailbox:
         """Await this task's reply no longer."""
         message_id = self._of_lease.pop(lease_id, None)
         return None if message_id is None else self._awaited.pop(message_id)
-
-    def forget_asked(self, node: int) -> None:
-        """Await a node's answer no longer."""
-        self._asked = {message_id: other for message_id, other in self._asked.items() if other != node}

@@ -58,6 +58,8 @@ class Sent:
     dtype: torch.dtype
     most_samples: int
     """Training samples that the client may claim."""
+    sent_bytes: int = 0
+    """Of all arrays."""
 
 
 @dataclass(frozen=True)

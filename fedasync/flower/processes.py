@@ -17,7 +17,7 @@ from fedasync.flower.certificates import Certificates
 from fedasync.flower.connection import Connection
 from fedasync.flower.leftovers import end_leftovers
 from fedasync.flower.ports import HOST, demand_free, free_port, is_healthy
-from fedasync.flower.service import FederationError, Service, wait_for
+from fedasync.flower.service import FederationError, wait_for
 from fedasync.flower.services import Services
 
 APPS_GRACE_S = 0.5
@@ -32,7 +32,7 @@ _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 class LocalFederation:
     """A SuperLink and ``clients`` SuperNodes, with partitions 0 … ``clients`` − 1; ends with its ``with`` block.
 
-    ``with`` prepares ``folder``; ``start`` then starts everything, or ``start_superlink``, ``start_supernode`` a part.
+    ``with`` prepares ``folder``; inside, ``start`` starts everything, ``start_superlink`` and ``start_supernode`` a part.
     Logs go to ``folder/logs``. Whatever ends the block, Ctrl-C and SIGTERM included, ends every process: SIGTERM,
     and SIGKILL after ``grace_s``. What outlives its owner (``kill -9``) goes on, is named in
     ``folder/processes.json``, and is ended by the next federation in the same folder (see ``ended_leftovers``).
@@ -151,14 +151,14 @@ class LocalFederation:
 
     def start_superlink(self) -> None:
         """Start the SuperLink, with ``isolation = "process"`` also its SuperExec, and wait until it serves."""
-        self.services.demand_ended("superlink")
+        self._demand_ready("superlink")
         if self.port is None:
             self._on_a_free_port(self._start_superlink)
         else:
             demand_free(self.port)
             self._start_superlink(self.port)
         if self.isolation == "process" and not self.services.runs("superexec"):
-            self._begin("superexec", command_line.superexec(self.address, self.tls))
+            self.services.begin("superexec", command_line.superexec(self.address, self.tls))
 
     def _start_superlink(self, port: int) -> None:
         address = f"{HOST}:{port}"
@@ -167,7 +167,7 @@ class LocalFederation:
         command = command_line.superlink(
             address, self.tls, authenticate=self.authenticate, isolation=self.isolation, database=database
         )
-        service = self._begin("superlink", command, address)
+        service = self.services.begin("superlink", command, address)
         wait_for(
             f"the SuperLink to serve at {address}",
             lambda: is_healthy(port, self.tls.authority if self.tls else None),
@@ -190,6 +190,7 @@ class LocalFederation:
         """Start a partition's SuperNode, and wait until it is connected (else see ``wait_for_supernode``)."""
         if not 0 <= partition < self.clients:
             raise ValueError(f"partition {partition}: there are 0 … {self.clients - 1}")
+        self._demand_ready(f"supernode-{partition}")
         self._on_a_free_port(lambda port: self._start_supernode(partition, port, wait))
 
     def _start_supernode(self, partition: int, port: int, wait: bool) -> None:
@@ -198,7 +199,7 @@ class LocalFederation:
         key = self.tls.key(partition) if self.authenticate and self.tls else None
         self.node_ids.pop(partition, None)
         command = command_line.supernode(self.address, address, node_config, self.tls, key)
-        self._begin(f"supernode-{partition}", command, address)
+        self.services.begin(f"supernode-{partition}", command, address)
         if wait:
             self.wait_for_supernode(partition)
 
@@ -279,10 +280,10 @@ class LocalFederation:
 
     # Their parts
 
-    def _begin(self, name: str, command: list[str], address: str | None = None) -> Service:
+    def _demand_ready(self, name: str) -> None:
         if not self._home.is_dir():
             raise FederationError(f"{name} cannot be started: {self.folder} is ready only inside `with`")
-        return self.services.begin(name, command, address)
+        self.services.demand_ended(name)
 
     def _on_a_free_port(self, start: Callable[[int], None]) -> None:
         """Another port where the chosen one is taken before the process listens."""

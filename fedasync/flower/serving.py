@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp import Grid
 
-from fedasync.aggregation.check import Defect
 from fedasync.core import Coordinator, Lease, Strategy, Tiers
 from fedasync.federated.arrays import Arrays
 from fedasync.federated.driver import Driver
@@ -27,14 +26,12 @@ from fedasync.federated.limits import Limits
 from fedasync.federated.result import summarise
 from fedasync.federated.selection import IdleClients
 from fedasync.flower.clock import Clock, WallClock
-from fedasync.flower.failures import ClientFailure
+from fedasync.flower.inbox import Inbox
 from fedasync.flower.keeper import Keeper
-from fedasync.flower.mailbox import FAILURES, Came, Mailbox
-from fedasync.flower.messages import Sent, read_hello, read_reply
+from fedasync.flower.mailbox import Mailbox
 from fedasync.flower.roster import Roster
 from fedasync.flower.settings import DeploymentSettings
 from fedasync.runs import exchanges
-from fedasync.runs.exchanges import Exchange
 from fedasync.runs.run import Run
 
 if TYPE_CHECKING:
@@ -48,10 +45,6 @@ TTL_OVER_TIMEOUT = 1.25
 
 class StalledError(RuntimeError):
     """Nothing was accepted for too long."""
-
-
-class ClientFailedError(RuntimeError):
-    """A client raised, and the deployment is to stop then."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +110,8 @@ class _Server:
         )
         self._limit_s = inf if limits.time_s is None else limits.time_s
         self._now = self.keeper.elapsed_s
-        self._accepted_s = self._news_s = self._now
-        self._server_busy_s = 0.0
-        self._given_up: dict[int, str] = {}
-        """Leases that nobody waits for any more, and why, whose clients are still at work."""
+        self._said_s = self._server_busy_s = 0.0
+        self.inbox = Inbox(self.settings, self.mailbox, self.roster, self.keeper, self.arrays, self.driver)
 
     def _profile(self, strategy: Strategy, clients: int) -> list[float] | None:
         """Seconds that each client's work is expected to take, where admission sorts clients by them."""
@@ -149,28 +140,28 @@ class _Server:
     def _gather(self) -> None:
         """Wait until enough clients have joined; say for whom."""
         wanted = self.settings.least_clients or self.roster.clients
-        waited_s, said_s = 0.0, 0.0
-        while len(self.roster.joined) < wanted:
-            self._greet()
-            for came in self.mailbox.take():
-                self._meet(came)
-            if len(self.roster.joined) >= wanted:
+        said_s = -inf
+        while True:
+            self.inbox.greet()
+            self.inbox.take(self._now)
+            joined, waited_s = len(self.roster.joined), self.clock.now()
+            if joined >= wanted:
                 return
-            if waited_s >= self.settings.join_timeout_s and self.roster.joined:
+            if joined and waited_s >= self.settings.join_timeout_s:
                 log.warning("starting without all clients: %s", self.roster.explain(self._now))
                 return
             if waited_s >= self.settings.stall_timeout_s:
                 raise StalledError(f"no client joined in {waited_s:.0f} s: {self._who()}")
-            if waited_s >= said_s:
-                log.info("waiting for clients: %s", self._who())
-                said_s = waited_s + self.settings.say_every_s
+            if waited_s - said_s >= self.settings.say_every_s:
+                said_s = waited_s
+                log.info("waiting for clients: %s", self.roster.explain(self._now))
             self.clock.wait(self.settings.poll_s, inf)
-            waited_s += self.settings.poll_s
 
     def _go_on(self) -> None:
         """Start the clock. Of a run that was interrupted, what was in flight is lost, and given out anew."""
-        self.clock.start(self.keeper.elapsed_s)
-        self._now = max(self.coordinator.now, self.keeper.elapsed_s, 0.0)
+        self._now = max(self.coordinator.now, self.keeper.elapsed_s)
+        self.clock.start(self._now)
+        self.inbox.accepted_s = self.inbox.news_s = self._said_s = self._now
         in_flight = self.coordinator.leases
         self.idle.go_on(self.keeper.draws, {lease.worker for lease in in_flight})
         for client, turns in self.keeper.turns.items():
@@ -204,16 +195,10 @@ class _Server:
             self.evaluations.before(self._now, coordinator.version)
             if self.evaluations.reached_s < inf:
                 return
-            self._greet()
-            for came in self.mailbox.take():
-                if came.sent is None:
-                    self._meet(came)
-                else:
-                    self._take_reply(came, came.sent)
-                if driver.over:
-                    break
+            self.inbox.greet()
+            self.inbox.take(self._now)
             if driver.over:
-                break
+                return
             timer_s = coordinator.next_timer()
             if timer_s is not None and timer_s <= self._now:
                 self.keeper.rung(self._now)
@@ -231,15 +216,15 @@ class _Server:
     def _write_and_send(self) -> None:
         """First the disk, then the wire: a client never works on what a restarted server would not know."""
         self.keeper.turn(self._now, self.coordinator, self.arrays, self.evaluations, self.idle.draws)
-        for refused in self.mailbox.send(self._now):
-            self._failed(refused, "not taken by the SuperLink", self._now)
+        self.inbox.refused(self.mailbox.send(self._now), self._now)
 
     def _watch(self) -> None:
         """Say who waits for whom when nothing happens, and give up when nothing is accepted."""
-        if self._now - self._accepted_s > self.settings.stall_timeout_s:
-            raise StalledError(f"nothing was accepted for {self._now - self._accepted_s:.0f} s: {self._who()}")
-        if self._now - self._news_s > self.settings.say_every_s:
-            self._news_s = self._now
+        idle_s = self._now - self.inbox.accepted_s
+        if idle_s > self.settings.stall_timeout_s:
+            raise StalledError(f"nothing was accepted for {idle_s:.0f} s: {self._who()}")
+        if self._now - max(self._said_s, self.inbox.news_s) > self.settings.say_every_s:
+            self._said_s = self._now
             log.info("%.0f s: %s", self._now, self._who())
 
     def _who(self) -> str:
@@ -251,8 +236,7 @@ class _Server:
         if self.evaluations.reached_s < inf:
             driver.ended, self._now = "target", self.evaluations.reached_s
         self.evaluations.at(self._now, self.coordinator.version)
-        for sent in self.mailbox.under_way:
-            self._note(sent, self._given_up.get(sent.lease.id, exchanges.CANCELLED))
+        self.inbox.close()
         self.keeper.turn(self._now, self.coordinator, self.arrays, self.evaluations, self.idle.draws)
         record = self.keeper.record()
         summary, metrics = summarise(
@@ -279,110 +263,6 @@ class _Server:
         )
         return run
 
-    # -- nodes -------------------------------------------------------------------------------------------------
-
-    def _greet(self) -> None:
-        new = self.roster.connected(self.mailbox.nodes())
-        if new:
-            self.mailbox.ask(new)
-
-    def _meet(self, came: Came) -> None:
-        """A node says who it is."""
-        if came.message.has_error():
-            error = came.message.error
-            log.warning("node %d did not say who it is: %s (%s)", came.node_id, FAILURES.get(error.code), error.reason)
-            self.roster.ask_again(came.node_id)
-            return
-        try:
-            hello = read_hello(came.message.content)
-            problem = self.roster.welcome(came.node_id, hello)
-        except ValueError as error:
-            problem = f"node {came.node_id}: {error}"
-        if problem is not None:
-            log.warning("not used: %s", problem)
-            if self.settings.on_client_error == "stop":
-                raise ClientFailedError(problem)
-            return
-        log.info("client %d joined: node %d on %s, %s", hello.client, came.node_id, hello.host, hello.software)
-        for sent in self.mailbox.under_way:  # its former node will not answer any more
-            if sent.lease.worker == hello.client and sent.node_id != came.node_id:
-                self.mailbox.drop(sent.lease.id)
-                self._failed(sent, "node replaced", self._now)
-
-    # -- replies -----------------------------------------------------------------------------------------------
-
-    def _take_reply(self, came: Came, sent: Sent) -> None:
-        now, lease = self._now, sent.lease
-        self._news_s = now
-        message = came.message
-        if message.has_error():
-            reason = FAILURES.get(message.error.code, f"error {message.error.code}")
-            log.warning("client %d, lease %d: %s (%s)", lease.worker, lease.id, reason, message.error.reason)
-            if message.error.code == 2:
-                self._stop_if_told(f"client {lease.worker}: {message.error.reason}")
-            self._failed(sent, reason, now)
-            return
-        if not self.coordinator.is_in_flight(lease.id):  # late: counted, and its client is free
-            self._note(sent, self._given_up.pop(lease.id, exchanges.CANCELLED), returned_s=now)
-            self.driver.delivered(lease.id, lease.worker, now)
-            return
-        reply = read_reply(message.content, lease, sent.layout, sent.dtype, sent.most_samples)
-        found = reply.contribution
-        if isinstance(found, ClientFailure):
-            log.warning("%s", found)
-            self._stop_if_told(str(found))
-            self._failed(sent, "client error", now)
-            return
-        size = 0
-        if not isinstance(found, Defect):
-            size = found.values.nbytes + (0 if found.integers is None else found.integers.nbytes)
-            self.keeper.contribution(lease.id, found)
-            defect = self.arrays.receive(lease.id, found)
-        else:
-            defect = found
-        if defect is not None:
-            self.keeper.no_contribution(lease.id)
-            log.warning("client %d, lease %d: %s: %s", lease.worker, lease.id, defect.reason, defect.detail)
-            self.driver.tell_unfit(lease.worker, lease.id, now, defect.reason, defect.detail)
-            self.roster.failed(lease.worker, now)
-        else:
-            self.roster.succeeded(lease.worker)
-            self._accepted_s = now
-        outcome = exchanges.DELIVERED if defect is None else exchanges.REJECTED
-        self._note(sent, outcome, returned_s=now, returned_bytes=size, **reply.measured)
-        self.driver.delivered(lease.id, lease.worker, now, None if defect is None else defect.reason)
-
-    def _stop_if_told(self, line: str) -> None:
-        if self.settings.on_client_error == "stop":
-            self.keeper.turn(self._now, self.coordinator, self.arrays, self.evaluations, self.idle.draws)
-            raise ClientFailedError(line)
-
-    def _failed(self, sent: Sent, reason: str, now: float) -> None:
-        """A task that will bring nothing: its client is left alone for a while."""
-        client = sent.lease.worker
-        pause_s = self.roster.failed(client, now)
-        log.info("client %d is left alone for %.0f s", client, pause_s)
-        self._note(sent, reason, returned_s=now)
-        self.driver.failed(sent.lease.id, client, reason, now)
-
-    def _note(self, sent: Sent, outcome: str, **measured: Any) -> None:
-        values = self.arrays.server.model.values
-        known = {
-            name: measured[name] for name in ("returned_s", "returned_bytes", "train_s", "wall_s") if name in measured
-        }
-        self.keeper.exchange(
-            Exchange(
-                sent.lease.id,
-                sent.lease.worker,
-                str(sent.node_id),
-                sent.sent_s,
-                values.nbytes,
-                outcome,
-                work_s=measured.get("wall_s"),
-                **known,
-            )
-        )
-
     # -- what the driver asks for ------------------------------------------------------------------------------
 
     def start(self, lease: Lease, turn: int, now: float) -> None:
@@ -396,20 +276,13 @@ class _Server:
 
     def cancelled(self, lease: Lease, now: float) -> bool:
         """Flower has no word for "stop": the client finishes what nobody waits for."""
-        self._give_up(lease, exchanges.CANCELLED)
+        self.inbox.give_up(lease, exchanges.CANCELLED, now)
         return False
 
     def given_up(self, lease: Lease, now: float) -> bool:
         """The client goes on, and is free when its late reply comes, or Flower says that none will."""
-        log.warning("client %d, lease %d: no reply in time", lease.worker, lease.id)
-        self.roster.failed(lease.worker, now)
-        self._give_up(lease, exchanges.TIMEOUT)
+        self.inbox.give_up(lease, exchanges.TIMEOUT, now)
         return False
-
-    def _give_up(self, lease: Lease, outcome: str) -> None:
-        self._given_up[lease.id] = outcome
-        if (sent := self.mailbox.sent_for(lease.id)) is not None:
-            self._note(sent, outcome)
 
     def step_begins(self, now: float) -> bool:
         return False
@@ -417,7 +290,9 @@ class _Server:
     # -- arrays, with what must be kept of them ------------------------------------------------------------------
 
     def apply(self, step: Any) -> None:
+        before_s = self.clock.now()
         self.arrays.apply(step)
+        self._server_busy_s += self.clock.now() - before_s
         self.keeper.version(step.version + 1, self.arrays.server.model)
 
     def publish(self) -> None:

@@ -92,6 +92,25 @@ def lose(path: Path, cut: int, *, at_least: int) -> None:
     os.truncate(path, max(41 * at_least, size - cut))
 
 
+@pytest.mark.parametrize("name", ["fedbuff", "scaffold", "fedfa", "fedat"])
+def test_contributions_that_a_checkpoint_covers_are_not_needed_any_more(name: str, tmp_path: Path) -> None:
+    strategy, play = STRATEGIES[name], Polled(STRATEGIES[name], tmp_path)
+    for turn in range(24):
+        play.turn()
+        if turn % 8 == 7:
+            play.save(tmp_path)
+            play.journal.prune(Recorded(tmp_path).size)
+            assert not any(play.journal.contribution(row[2]) for row in play.journal.rows())
+    for _ in range(4):
+        play.turn()
+    play.journal.close()
+    found = load(tmp_path, strategy, profile=SECONDS)
+    assert found is not None
+    arrays = fresh(name)
+    arrays.server = found.server
+    assert state_of(again(strategy, tmp_path, arrays, found).coordinator, arrays) == play.state()
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,8 @@ def assert_nothing_is_left(run: LocalFederation, processes: set[psutil.Process],
 
 
 def test_a_federation_goes_on_without_a_killed_node_and_leaves_nothing(tmp_path: Path, app: App) -> None:
-    with federation(tmp_path / "federation", 2).start() as run:
+    with federation(tmp_path / "federation", 2) as run:
+        run.start()
         run_id = run.run(app.folder, {"updates": 3})
         app.wait_for(run, 1)
         run.kill_supernode(1)
@@ -109,9 +110,7 @@ def test_what_starts_wrongly_is_told_with_its_log(tmp_path: Path) -> None:
     with federation(tmp_path / "federation", 1) as run:
         (tmp_path / "federation" / "state.db").mkdir()  # no file can be opened there
         run.database = True
-        with pytest.raises(
-            FederationError, match="superlink ended with status .* while waiting for the SuperLink"
-        ) as told:
+        with pytest.raises(FederationError, match=r"superlink ended with status [^0].*unable to open") as told:
             run.start_superlink()
         assert "\n" not in str(told.value)
         (tmp_path / "federation" / "state.db").rmdir()
@@ -198,9 +197,8 @@ def test_with_keys_only_registered_nodes_are_let_in(tmp_path: Path, app: App, ce
         run.start_supernode(0)
         assert run.node_ids[0] == registered
 
-        with pytest.raises(FederationError, match="supernode-1 ended with status 1 .*Failed to activate SuperNode"):
+        with pytest.raises(FederationError, match=r"supernode-1 ended with status 1 .*Failed to activate SuperNode"):
             run.start_supernode(1)  # its key was never registered
-        assert "Failed to activate" in refused_node(run, certificates, None) or True
         other = make(tmp_path / "other", clients=1)
         assert "certificate" in refused_node(run, other, certificates.key(0)).lower()
         refused_node(run, None, None)
@@ -216,7 +214,8 @@ def test_with_keys_only_registered_nodes_are_let_in(tmp_path: Path, app: App, ce
 @pytest.mark.slow
 def test_a_run_survives_its_superlink(tmp_path: Path, app: App, certificates: Certificates) -> None:
     folder = tmp_path / "federation"
-    with federation(folder, 1, tls=certificates, authenticate=True, database=True, isolation="process").start() as run:
+    with federation(folder, 1, tls=certificates, authenticate=True, database=True, isolation="process") as run:
+        run.start()
         run_id = run.run(app.folder, {"updates": 4})
         app.wait_for(run, 1)
         run.kill_superlink()
@@ -229,6 +228,7 @@ def test_a_run_survives_its_superlink(tmp_path: Path, app: App, certificates: Ce
         sessions = {os.getsid(process.pid) for process in processes}
     assert_nothing_is_left(run, processes, sessions)
 
-    with federation(folder, 1, tls=certificates, authenticate=True, database=True).start() as later:
+    with federation(folder, 1, tls=certificates, authenticate=True, database=True) as later:
+        later.start()
         assert later.node_ids[0] == node_id
         assert later.status(run_id) == "finished:completed"

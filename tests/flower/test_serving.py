@@ -19,8 +19,9 @@ from fedasync.federated.limits import Limits
 from fedasync.federated.recorded import Recorded
 from fedasync.federated.replay import replay
 from fedasync.flower.failures import ClientFailure
+from fedasync.flower.inbox import ClientFailedError
 from fedasync.flower.messages import error_record
-from fedasync.flower.serving import ClientFailedError, Deployment, StalledError, serve, with_deadline
+from fedasync.flower.serving import Deployment, StalledError, serve, with_deadline
 from fedasync.flower.settings import DeploymentSettings
 from fedasync.runs.run import Run
 from fedasync.strategies import fedasync as fedasync_row

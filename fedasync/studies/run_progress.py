@@ -1,0 +1,111 @@
+"""How far a deployment's run has come, read from its folder while it is written."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from fedasync.core.log import COMMITTED, CONSUMED
+from fedasync.federated.checkpoint import CHECKPOINT, STATE
+from fedasync.federated.recorded import Recorded
+
+LOOK_EVERY_S = 1.0
+SAY_EVERY_S = 20.0
+"""How often a line is printed where there is no terminal to draw on."""
+
+
+@dataclass
+class RunProgress:
+    """What a run's folder tells: contributions applied, versions, and the last metrics that were written down.
+
+    ``look`` reads what was added since the last look.
+    """
+
+    folder: Path
+    rows: int = 0
+    applied: int = 0
+    version: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read on. A folder that is not there yet tells nothing."""
+        for row in Recorded(self.folder).rows(self.rows):
+            self.rows += 1
+            self.applied += row[1] == CONSUMED
+            self.version += row[1] == COMMITTED
+        self.metrics = _metrics(self.folder / CHECKPOINT / STATE) or self.metrics
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no contribution yet"
+        said = [f"version {self.version}", f"{self.applied} contributions applied"]
+        return ", ".join([*said, *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
+
+
+def _metrics(state: Path) -> dict[str, float]:
+    """The last evaluation of the last checkpoint; empty where there is none."""
+    try:
+        told: dict[str, Any] = json.loads(state.read_bytes())["state"]["extra"]
+        time_s, _, names, values = told["evaluations"]["columns"]
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or in the middle of being replaced
+        return {}
+    return {name: value for at_s, name, value in zip(time_s, names, values, strict=True) if at_s == time_s[-1]}
+
+
+@contextmanager
+def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
+    """While the block runs: a line that is kept up to date on a terminal, else a line now and then."""
+    began_s = time.monotonic()
+
+    def line() -> Text:
+        passed = timedelta(seconds=int(time.monotonic() - began_s))
+        return Text(f"{what}  {passed}  {progress}", no_wrap=True, overflow="ellipsis")
+
+    if console.is_terminal:
+        with Live(line(), console=console, transient=True, auto_refresh=False) as live:
+            with _regularly(lambda: (progress.look(), live.update(line(), refresh=True)), LOOK_EVERY_S):
+                yield
+        return
+
+    def say() -> None:
+        progress.look()
+        console.print(line(), soft_wrap=True)
+
+    with _regularly(say, SAY_EVERY_S):
+        yield
+
+
+@contextmanager
+def _regularly(act: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Do something every so often, in a thread of its own, until the block ends."""
+    over = threading.Event()
+    problems: list[BaseException] = []
+
+    def go() -> None:
+        while not over.wait(every_s):
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001  handed to the block's owner; the run itself goes on
+                problems.append(error)
+                return
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if problems:
+        raise problems[0]
