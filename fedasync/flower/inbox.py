@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from fedasync.aggregation.check import Defect
@@ -23,6 +24,8 @@ log = logging.getLogger("fedasync.flower")
 
 RAISED = 2
 """Flower's code for an exception of the client's app."""
+LOOK_EVERY_S = 1.0
+"""How often the SuperLink is asked which nodes are connected."""
 
 
 class ClientFailedError(RuntimeError):
@@ -47,11 +50,19 @@ class Inbox:
         self._settings, self._mailbox, self._roster = settings, mailbox, roster
         self._keeper, self._arrays, self._driver = keeper, arrays, driver
         self.accepted_s = self.news_s = 0.0
+        self._look_s = -inf
         self._given_up: dict[int, str] = {}
         """Leases that nobody waits for any more, and why, whose clients are still at work."""
 
-    def greet(self) -> None:
+    def begins(self, now: float) -> None:
+        """The run begins, or goes on, at this time of its own clock."""
+        self.accepted_s = self.news_s = self._look_s = now
+
+    def greet(self, now: float) -> None:
         """Ask those who they are that are seen for the first time."""
+        if now < self._look_s:
+            return
+        self._look_s = now + LOOK_EVERY_S
         if new := self._roster.connected(self._mailbox.nodes()):
             self._mailbox.ask(new)
 

@@ -8,6 +8,7 @@ memory, and nothing can go on.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from fedasync.aggregation.model import Contribution, Model
 
 PROGRESS = "progress.json"
+
+log = logging.getLogger("fedasync.flower")
 
 
 class Keeper:
@@ -83,6 +86,8 @@ class Keeper:
         first = rings = 0
         if loaded is not None:
             arrays.server, first, rings = loaded.server, loaded.rows, loaded.rings
+            if loaded.note is not None:
+                log.warning("an older checkpoint is used: %s", loaded.note)
         replayed = replay(
             journal.rows(first),
             journal.log.reasons,

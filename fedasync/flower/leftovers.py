@@ -54,6 +54,8 @@ def end_leftovers(folder: Path, grace_s: float) -> list[str]:
     lines = [
         f"{name} (process {process.pid}) was left behind by process {owner['pid']}" for process, name in left.items()
     ]
+    nodes = [process for process, name in left.items() if name.startswith("supernode-")]
+    end(nodes, grace_s, 0.5)  # first, so that they can sign off
     end(left, grace_s)
     path.unlink()
     return lines

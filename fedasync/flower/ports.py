@@ -31,6 +31,11 @@ def demand_free(port: int) -> None:
             raise FederationError(f"port {port} of {HOST}: {error.strerror}; another, or none, would do") from None
 
 
+def was_taken(error: FederationError) -> bool:
+    """Whether a process ended because somebody else had its port."""
+    return "address already in use" in str(error).lower()
+
+
 def is_healthy(port: int, authority: Path | None = None) -> bool:
     """Whether a Flower process serves at a port of this machine, by TLS where ``authority`` is given."""
     context = ssl.create_default_context(cafile=authority) if authority else None

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, Self
 
 from fedasync.flower import command_line
 from fedasync.flower.certificates import Certificates
 from fedasync.flower.connection import Connection
 from fedasync.flower.leftovers import end_leftovers
-from fedasync.flower.ports import HOST, demand_free, free_port, is_healthy
-from fedasync.flower.service import FederationError, wait_for
+from fedasync.flower.ports import HOST, demand_free, free_port, is_healthy, was_taken
+from fedasync.flower.service import FederationError, left_on_signals, wait_for
 from fedasync.flower.services import Services
 
 APPS_GRACE_S = 0.5
 """Nobody takes what a client's app still does when its SuperNode has gone."""
 SERVERS: list[str] = ["superexec", "superlink"]
+SILENT_S, AGAIN_S = 90.0, 5.0
+"""A SuperLink lets no second SuperNode use a key while it takes the first for online: for a minute of silence. So a
+node that was killed is started again and again."""
 PORT_ATTEMPTS = 3
 """A port that was free may be taken before the process that was to have it listens."""
 
@@ -32,7 +33,7 @@ _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 class LocalFederation:
     """A SuperLink and ``clients`` SuperNodes, with partitions 0 … ``clients`` − 1; ends with its ``with`` block.
 
-    ``with`` prepares ``folder``; inside, ``start`` starts everything, ``start_superlink`` and ``start_supernode`` a part.
+    ``with`` prepares ``folder``; inside, ``start`` starts everything, ``start_superlink``, ``start_supernode`` a part.
     Logs go to ``folder/logs``. Whatever ends the block, Ctrl-C and SIGTERM included, ends every process: SIGTERM,
     and SIGKILL after ``grace_s``. What outlives its owner (``kill -9``) goes on, is named in
     ``folder/processes.json``, and is ended by the next federation in the same folder (see ``ended_leftovers``).
@@ -77,6 +78,8 @@ class LocalFederation:
         self.timeout_s, self.grace_s = timeout_s, grace_s
         self.node_ids: dict[int, int] = {}
         """Flower's ID of each partition's SuperNode, as it last connected."""
+        self._maybe_online: set[int] = set()
+        """Partitions whose SuperNodes did not sign off."""
         self.ended_leftovers: list[str] = []
         self._home = self.folder / "flwr-home"
         variables = command_line.environment_of(self._home, poll_s, environment or {})
@@ -84,30 +87,21 @@ class LocalFederation:
         """Every process that was started, by name: superlink, superexec, supernode-0, …"""
         self.link = Connection(self._home, variables, timeout_s)
         """What ``flwr`` may ask the SuperLink."""
-        self._handlers: dict[int, Any] = {}
-
-    # The block
+        self._block = ExitStack()
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.ended_leftovers = end_leftovers(self.folder, self.grace_s)
-        shutil.rmtree(self._home, ignore_errors=True)
-        self._home.mkdir()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.SIG_DFL:
-                    self._handlers[number] = signal.signal(number, _leave)
+        with ExitStack() as block:
+            block.enter_context(left_on_signals())
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.ended_leftovers = end_leftovers(self.folder, self.grace_s)
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home.mkdir()
+            block.callback(self.stop)
+            self._block = block.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.stop()
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-            self._handlers.clear()
+    def __exit__(self, *error: object) -> None:
+        self._block.close()
 
     def start(self) -> Self:
         """Start everything, and wait until every SuperNode is connected."""
@@ -121,7 +115,7 @@ class LocalFederation:
             try:
                 self.wait_for_supernode(partition)
             except FederationError as error:
-                if not _port_was_taken(error):
+                if not was_taken(error) and not self._is_thought_online(partition, error):
                     raise
                 self.start_supernode(partition)
         return self
@@ -136,8 +130,6 @@ class LocalFederation:
             finally:
                 shutil.rmtree(self._home, ignore_errors=True)
         self.services.forget(self.grace_s)
-
-    # Processes
 
     @property
     def logs(self) -> dict[str, Path]:
@@ -182,16 +174,27 @@ class LocalFederation:
         try:
             return self.link.register(self.tls.public_key(partition), f"supernode-{partition}")
         except FederationError as error:
-            if self.database and "already in use" in str(error):
-                return None
-            raise
+            if not self.database or "already in use" not in str(error):
+                raise
+            self._maybe_online.add(partition)
+            return None
 
     def start_supernode(self, partition: int, *, wait: bool = True) -> None:
-        """Start a partition's SuperNode, and wait until it is connected (else see ``wait_for_supernode``)."""
+        """Start a partition's SuperNode, and wait until it is connected (else see ``wait_for_supernode``).
+
+        With ``authenticate`` that takes a minute after ``kill_supernode``: so long the SuperLink refuses the same key.
+        """
         if not 0 <= partition < self.clients:
             raise ValueError(f"partition {partition}: there are 0 … {self.clients - 1}")
         self._demand_ready(f"supernode-{partition}")
-        self._on_a_free_port(lambda port: self._start_supernode(partition, port, wait))
+        until_s = time.monotonic() + SILENT_S
+        while True:
+            try:
+                return self._on_a_free_port(lambda port: self._start_supernode(partition, port, wait))
+            except FederationError as error:
+                if not self._is_thought_online(partition, error) or time.monotonic() >= until_s:
+                    raise
+            time.sleep(AGAIN_S)
 
     def _start_supernode(self, partition: int, port: int, wait: bool) -> None:
         address = f"{HOST}:{port}"
@@ -214,6 +217,7 @@ class LocalFederation:
         )
         found = _NODE_ID.search(service.output())
         assert found is not None
+        self._maybe_online.discard(partition)
         self.node_ids[partition] = int(found[1])
         return self.node_ids[partition]
 
@@ -224,6 +228,7 @@ class LocalFederation:
     def kill_supernode(self, partition: int) -> None:
         """SIGKILL to a SuperNode and to the client's app that works for it."""
         self.services[f"supernode-{partition}"].kill()
+        self._maybe_online.add(partition)
 
     def restart_superlink(self) -> None:
         """Start the SuperLink again at the same address, after ending it where it still runs.
@@ -241,8 +246,6 @@ class LocalFederation:
     def deaths(self) -> list[str]:
         """A line for each process that ended and was not told to."""
         return self.services.deaths()
-
-    # Runs
 
     def run(self, app_folder: Path, run_config: Mapping[str, Any] | None = None) -> int:
         """Hand an app's folder to the SuperLink (``flwr run``), with these values in place of the folder's: its run ID.
@@ -278,12 +281,13 @@ class LocalFederation:
         status = self.status(run_id)
         return status if status.startswith("finished") else None
 
-    # Their parts
-
     def _demand_ready(self, name: str) -> None:
         if not self._home.is_dir():
             raise FederationError(f"{name} cannot be started: {self.folder} is ready only inside `with`")
         self.services.demand_ended(name)
+
+    def _is_thought_online(self, partition: int, error: FederationError) -> bool:
+        return self.authenticate and partition in self._maybe_online and "Failed to activate" in str(error)
 
     def _on_a_free_port(self, start: Callable[[int], None]) -> None:
         """Another port where the chosen one is taken before the process listens."""
@@ -291,15 +295,6 @@ class LocalFederation:
             try:
                 return start(free_port())
             except FederationError as error:
-                if not attempts_left or not _port_was_taken(error):
+                if not attempts_left or not was_taken(error):
                     raise
         return None
-
-
-def _port_was_taken(error: FederationError) -> bool:
-    return "address already in use" in str(error).lower()
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    """End as Python does on Ctrl-C, so that ``with`` blocks are left."""
-    raise SystemExit(128 + number)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import psutil  # type: ignore[import-untyped]
 
@@ -200,3 +202,25 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if caught:
         signal.raise_signal(caught[0])
+
+
+@contextmanager
+def left_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does, so that ``with`` blocks are left.
+
+    Only where nobody else handles them, and in the main thread.
+    """
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,9 +9,10 @@ the coordinator's timers, writes what happened to the disk, and only then sends 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,9 @@ from fedasync.flower.inbox import Inbox
 from fedasync.flower.keeper import Keeper
 from fedasync.flower.mailbox import Mailbox
 from fedasync.flower.roster import Roster
-from fedasync.flower.settings import DeploymentSettings
+from fedasync.flower.settings import DeploymentSettings, with_deadline
 from fedasync.runs import exchanges
-from fedasync.runs.run import Run
+from fedasync.runs.run import CONFIG, Run, write
 
 if TYPE_CHECKING:
     from fedasync.workloads.protocol import Workload
@@ -72,13 +73,6 @@ def serve(grid: Grid, deployment: Deployment, clock: Clock | None = None) -> Run
     the server's own workload raises. What was accepted by then is on the disk.
     """
     return _Server(grid, deployment, clock or WallClock()).run()
-
-
-def with_deadline(strategy: Strategy, settings: DeploymentSettings) -> Strategy:
-    """The strategy with a time limit for its leases, its own or the deployment's."""
-    if strategy.lease_timeout_s is not None:
-        return strategy
-    return replace(strategy, lease_timeout_s=settings.task_timeout_s)
 
 
 class _Server:
@@ -130,6 +124,9 @@ class _Server:
 
     def run(self) -> Run:
         try:
+            self.arrays.server.snapshot()  # an update's state that cannot be kept is told now
+            if self.deployment.out is not None:
+                write(self.deployment.out / CONFIG, (json.dumps(self.deployment.config, indent=1) + "\n").encode())
             self._gather()
             self._go_on()
             self._serve()
@@ -142,9 +139,10 @@ class _Server:
         wanted = self.settings.least_clients or self.roster.clients
         said_s = -inf
         while True:
-            self.inbox.greet()
+            waited_s = self.clock.now()
+            self.inbox.greet(waited_s)
             self.inbox.take(self._now)
-            joined, waited_s = len(self.roster.joined), self.clock.now()
+            joined = len(self.roster.joined)
             if joined >= wanted:
                 return
             if joined and waited_s >= self.settings.join_timeout_s:
@@ -161,7 +159,8 @@ class _Server:
         """Start the clock. Of a run that was interrupted, what was in flight is lost, and given out anew."""
         self._now = max(self.coordinator.now, self.keeper.elapsed_s)
         self.clock.start(self._now)
-        self.inbox.accepted_s = self.inbox.news_s = self._said_s = self._now
+        self.inbox.begins(self._now)
+        self._said_s = self._now
         in_flight = self.coordinator.leases
         self.idle.go_on(self.keeper.draws, {lease.worker for lease in in_flight})
         for client, turns in self.keeper.turns.items():
@@ -195,7 +194,7 @@ class _Server:
             self.evaluations.before(self._now, coordinator.version)
             if self.evaluations.reached_s < inf:
                 return
-            self.inbox.greet()
+            self.inbox.greet(self._now)
             self.inbox.take(self._now)
             if driver.over:
                 return

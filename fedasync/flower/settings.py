@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedasync.core import Strategy
 from fedasync.core.bounds import check_choice, check_integer, check_real
 
 OnClientError = Literal["continue", "stop"]
@@ -86,3 +87,10 @@ class DeploymentSettings:
     def least_work_s(self, client: int) -> float:
         """Seconds that a client's whole task lasts at least."""
         return float(self.work_s_by_client[client]) if self.work_s_by_client else 0.0
+
+
+def with_deadline(strategy: Strategy, settings: DeploymentSettings) -> Strategy:
+    """The strategy with a time limit for its leases, its own or the deployment's."""
+    if strategy.lease_timeout_s is not None:
+        return strategy
+    return replace(strategy, lease_timeout_s=settings.task_timeout_s)

@@ -88,7 +88,7 @@ class Experiment:
 
 
 def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> Experiment:
-    """Read an experiment file. ``changes`` are ``dotted.key=value`` with a TOML value; ``seeds`` overrides their number.
+    """Read an experiment file. ``changes`` are ``dotted.key=value`` with a TOML value; ``seeds``: as many.
 
     Raises StudyError: file, key, what it got, what would be accepted.
     """
@@ -157,9 +157,7 @@ def _changed(here: dict[str, Any], base: dict[str, Any], axes: Any, change: str)
     return apply_changes(base, axes, [change])
 
 
-def _prediction(
-    content: dict[str, Any], labels: dict[str, list[str]], report: Report, path: Path
-) -> Prediction | None:
+def _prediction(content: dict[str, Any], labels: dict[str, list[str]], report: Report, path: Path) -> Prediction | None:
     """What is to be predicted: all series but one, which stand on the file's only axis."""
     if "prediction" not in content:
         return None

@@ -70,9 +70,7 @@ def local_federation(folder: Path, settings: Federation) -> Iterator[LocalFedera
         raise StudyError(str(error), 1) from None
 
 
-def make_run(
-    federation: LocalFederation, config: Mapping[str, Any], folder: Path, what: str, console: Console
-) -> Run:
+def make_run(federation: LocalFederation, config: Mapping[str, Any], folder: Path, what: str, console: Console) -> Run:
     """Make the run that a deployment's configuration describes, and keep it as ``folder``: whole, or absent.
 
     Its server writes beside that place, and what it wrote is moved there when it has finished. ``what`` names the run

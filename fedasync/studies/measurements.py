@@ -63,7 +63,7 @@ def _checked(
     """Digests of what the run reads beside its configuration. Raises StudyError for what cannot run."""
     clients = experiment.federation.clients
     parts = build_parts(plan.config, where)
-    _demand_settings(parts, clients, where)
+    demand_settings(parts, clients, where)
     kind = repr(plan.config["workload"])
     if kind not in holders:
         holders[kind] = clients_of(plan.config, where)
@@ -91,7 +91,8 @@ def clients_of(config: dict[str, Any], where: str) -> int:
         raise StudyError(f"{where}: workload: {error}") from error
 
 
-def _demand_settings(parts: DeploymentParts, clients: int, where: str) -> None:
+def demand_settings(parts: DeploymentParts, clients: int, where: str) -> None:
+    """Raise StudyError for settings that do not fit the number of clients."""
     settings = parts.settings
     for name in ("work_s_by_client", "profile_s"):
         listed = getattr(settings, name)

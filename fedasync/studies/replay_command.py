@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from fedasync.core import Strategy, Tiers
 from fedasync.core.log import COLUMNS, KINDS, NONE, Row
 from fedasync.federated.recorded import CONTRIBUTIONS, JournalError, Recorded, digest, reason_of, told
 from fedasync.federated.replay import Replayed, ReplayError, replay
-from fedasync.flower.settings import DeploymentSettings
+from fedasync.flower.settings import DeploymentSettings, with_deadline
 from fedasync.runs.run import CONFIG, EVENTS, MODEL, SUMMARY, Run
 from fedasync.studies.build import build_strategy, build_workload, build_world, is_cluster
 from fedasync.studies.errors import StudyError, parse
@@ -101,8 +101,7 @@ def _read(folder: Path) -> _Told:
                 f"{folder}: only contributions since the last checkpoint were kept; record = 'all' would do"
             )
         profile = settings.profile_s
-        if strategy.lease_timeout_s is None:
-            strategy = replace(strategy, lease_timeout_s=settings.task_timeout_s)
+        strategy = with_deadline(strategy, settings)
     kept = (folder / CONTRIBUTIONS).is_dir()
     if not kept and strategy.publication.measures:
         measures = ", ".join(sorted(strategy.publication.measures))

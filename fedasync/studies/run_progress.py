@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from fedasync.core.log import COMMITTED, CONSUMED
-from fedasync.federated.checkpoint import CHECKPOINT, STATE
 from fedasync.federated.recorded import Recorded
+from fedasync.flower.keeper import PROGRESS
 
 LOOK_EVERY_S = 1.0
 SAY_EVERY_S = 20.0
@@ -27,7 +26,7 @@ SAY_EVERY_S = 20.0
 
 @dataclass
 class RunProgress:
-    """What a run's folder tells: contributions applied, versions, and the last metrics that were written down.
+    """What a run's folder tells: contributions applied, versions, and the last evaluation.
 
     ``look`` reads what was added since the last look.
     """
@@ -44,21 +43,20 @@ class RunProgress:
             self.rows += 1
             self.applied += row[1] == CONSUMED
             self.version += row[1] == COMMITTED
-        self.metrics = _metrics(self.folder / CHECKPOINT / STATE) or self.metrics
+        self.metrics = _metrics(self.folder / PROGRESS) or self.metrics
 
     def __str__(self) -> str:
         if not self.rows:
-            return "no contribution yet"
+            return "waiting for clients"
         said = [f"version {self.version}", f"{self.applied} contributions applied"]
         return ", ".join([*said, *(f"{name} {value:.4g}" for name, value in self.metrics.items())])
 
 
-def _metrics(state: Path) -> dict[str, float]:
-    """The last evaluation of the last checkpoint; empty where there is none."""
+def _metrics(path: Path) -> dict[str, float]:
+    """The last evaluation; empty before the first."""
     try:
-        told: dict[str, Any] = json.loads(state.read_bytes())["state"]["extra"]
-        time_s, _, names, values = told["evaluations"]["columns"]
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or in the middle of being replaced
+        time_s, _, names, values = json.loads(path.read_bytes())["evaluations"]["columns"]
+    except FileNotFoundError:
         return {}
     return {name: value for at_s, name, value in zip(time_s, names, values, strict=True) if at_s == time_s[-1]}
 
@@ -72,18 +70,23 @@ def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
         passed = timedelta(seconds=int(time.monotonic() - began_s))
         return Text(f"{what}  {passed}  {progress}", no_wrap=True, overflow="ellipsis")
 
-    if console.is_terminal:
-        with Live(line(), console=console, transient=True, auto_refresh=False) as live:
-            with _regularly(lambda: (progress.look(), live.update(line(), refresh=True)), LOOK_EVERY_S):
-                yield
+    if not console.is_terminal:
+
+        def say() -> None:
+            progress.look()
+            console.print(line(), soft_wrap=True)
+
+        with _regularly(say, SAY_EVERY_S):
+            yield
         return
+    with Live(line(), console=console, transient=True, auto_refresh=False) as live:
 
-    def say() -> None:
-        progress.look()
-        console.print(line(), soft_wrap=True)
+        def draw() -> None:
+            progress.look()
+            live.update(line(), refresh=True)
 
-    with _regularly(say, SAY_EVERY_S):
-        yield
+        with _regularly(draw, LOOK_EVERY_S):
+            yield
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def fresh(name: str) -> Arrays:
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(before=st.integers(0, 20), after=st.integers(0, 8), unwritten=st.booleans(), cut=st.integers(0, 150))
 def test_a_killed_run_goes_on_as_the_log_says(name: str, before: int, after: int, unwritten: bool, cut: int) -> None:
     """Killed at any turn, written out or not, with any number of bytes of the log lost: the checkpoint with the rows

@@ -67,7 +67,7 @@ def assert_nothing_is_left(run: LocalFederation, processes: set[psutil.Process],
             continue
     assert run.port is not None
     demand_free(run.port)
-    assert [path.name for path in run.folder.iterdir() if path.name != "state.db"] == ["logs"]
+    assert [path.name for path in run.folder.iterdir() if not path.name.startswith("state.db")] == ["logs"]
 
 
 def test_a_federation_goes_on_without_a_killed_node_and_leaves_nothing(tmp_path: Path, app: App) -> None:

@@ -10,8 +10,8 @@ import torch
 import fedasync as fa
 from fedasync.core import Strategy
 from fedasync.federated.limits import Limits
-from fedasync.flower.serving import Deployment, serve, with_deadline
-from fedasync.flower.settings import DeploymentSettings
+from fedasync.flower.serving import Deployment, serve
+from fedasync.flower.settings import DeploymentSettings, with_deadline
 from fedasync.runs.run import Run
 from fedasync.simulation import Clients
 from fedasync.simulation.laws import Exponential
