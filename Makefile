@@ -7,15 +7,15 @@ FILE ?= areal_128
 ARGS ?=
 PEERS ?=
 
-.PHONY: help sim plan validation run test test-slow lint bench clean
+.PHONY: help sim plan validation run test test-slow test-flower lint bench clean
 
 help:
 	@echo "make sim EXP=name [ARGS='--seeds 5 --set run.time_s=100']   a study of sims/ under the virtual clock"
 	@echo "make plan FILE=name                                         search a configuration: a plan of sims/plans, or a file"
 	@echo "make validation                                             published numbers beside predictions: docs/validation-rl.md"
-	@echo "make run EXP=name                                           an experiment of experiments/ on a real runtime"
+	@echo "make run EXP=name                                           an experiment of experiments/ on real processes"
 	@echo "make bench [PEERS='flwr flgo appfl']                        lease completions, or client updates beside peers"
-	@echo "make test | test-slow | lint | clean"
+	@echo "make test | test-slow | test-flower | lint | clean"
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv with the tested versions; the first time this takes a few minutes."
@@ -34,15 +34,17 @@ validation: $(READY)
 	@$(BIN)/fedasync validate $(ARGS)
 
 run: $(READY)
-	@test -f experiments/$(EXP).toml || { echo "experiments/$(EXP).toml does not exist: \
-	this release has the simulation only; experiments on Flower and Accelerate are to come" >&2; exit 2; }
-	@$(BIN)/fedasync run experiments/$(EXP).toml $(ARGS)
+	@$(BIN)/fedasync run $(EXP) $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto -m slow $(ARGS)
+	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/flower --ignore=tests/studies/test_experiment.py $(ARGS)
+
+# Federations of real processes, one after the other: kills, restarts, TLS, ten minutes of random kills.
+test-flower: $(READY)
+	$(BIN)/python -m pytest -n 0 -s -m slow tests/flower tests/studies/test_experiment.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -97,6 +97,43 @@ def show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder
     show_run(run)
 
 
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="An experiment's file, or the name of one in experiments/.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set run.time_s=100. Repeatable."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 … N − 1 instead of the file's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results (default: results/NAME).")] = None,
+) -> None:
+    """Run an experiment for real, on a Flower federation of this machine; finished runs are not made again."""
+    from fedasync.studies.experiment import run_experiment
+
+    raise typer.Exit(run_experiment(experiment, changes or [], seeds, out))
+
+
+deploy = typer.Typer(no_args_is_help=True, help="Deploy on a federation.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command()
+def local(
+    clients: Annotated[int, typer.Option(min=1, help="SuperNodes to start.")],
+    workload: Annotated[str, typer.Option(help="A workload's name, or the dotted path of your own.")] = "digits",
+    strategy: Annotated[str, typer.Option(help="A row of the strategy table.")] = "fedbuff",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key, e.g. --set run.updates=20. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, make one run, show it, and stop them."""
+    from fedasync.studies.deploy_local import deploy_local
+
+    raise typer.Exit(deploy_local(clients, workload, strategy, changes or [], out))
+
+
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of a study's results.")]
 
 
