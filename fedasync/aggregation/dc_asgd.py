@@ -30,6 +30,7 @@ class DelayCompensation:
     server_learning_rate: float = 1.0
     wants: Form = "delta"
     needs_base: bool = True
+    needs_step_sizes: bool = True
 
     def __post_init__(self) -> None:
         check_real("dc_asgd: compensation", self.compensation, 0)

@@ -22,6 +22,7 @@ class NormalisedMean:
     """
 
     wants: Form = "delta"
+    needs_step_sizes: bool = True
 
     def init(self, values: Tensor) -> None:
         return None

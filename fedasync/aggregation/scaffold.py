@@ -31,6 +31,7 @@ class ControlVariates:
 
     server_learning_rate: float = 1.0
     wants: Form = "delta"
+    needs_step_sizes: bool = True
 
     def __post_init__(self) -> None:
         check_real("scaffold: server_learning_rate", self.server_learning_rate, 0, above=True)

@@ -79,7 +79,8 @@ class Update(Protocol):
 
 
 # A rule may say ``stays_between = True``: its versions lie between the models that enter, so that finite ones cannot
-# make NaN or infinity, and the server need not look.
+# make NaN or infinity, and the server need not look. One that cannot do without ``step_size_sum`` says
+# ``needs_step_sizes = True``.
 
 
 class Elsewhere(Update, Protocol):

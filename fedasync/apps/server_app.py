@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedasync.studies.deployment import build_deployment
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request to the SuperLink
     torch.set_num_threads(1)  # sums of many threads depend on their number
     try:
         serve(grid, build_deployment(unflatten(context.run_config), WHERE))

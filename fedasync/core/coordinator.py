@@ -239,11 +239,17 @@ class Coordinator:
         if self._tally is not None and lease_id in self._leases:
             self._tally.sample_done(lease_id)
 
-    def fail(self, lease_id: int, reason: str, now: float) -> list[Event]:
-        """The lease will bring no result: lost, crashed, withdrawn."""
+    def fail(self, lease_id: int, reason: str, now: float, *, again: bool = False) -> list[Event]:
+        """The lease will bring no result: lost, crashed, withdrawn.
+
+        ``again``: it was no fault of the worker's (a server that was restarted), and its round gives it out anew.
+        """
         lease = self._end(lease_id, now)
         if lease is None:
             return [Rejected(lease_id, "the lease had ended", ignored=True)]
+        if again and lease.worker in self._in_round:
+            self.round_started -= 1
+            self._in_round.discard(lease.worker)
         events: list[Event] = [self._failed(lease, reason, now)]
         if self.step is None:
             self._advance(now, events)

@@ -38,6 +38,9 @@ from fedasync.core import (
 )
 from fedasync.federated.selection import IdleClients
 
+RESTARTED = "server restarted"
+"""Why leases fail that were in flight when a server ended: its successor gives them out anew."""
+
 MOST_UNFIT = 100
 """Contributions not fit for use that are told one by one; all are counted."""
 
@@ -159,13 +162,16 @@ class Driver:
             self.idle.free(other)
         return client
 
-    def delivered(self, lease_id: int, client: int, now: float, defect: str | None = None) -> None:
-        """A lease's result is here, and its client is free."""
-        self._came_back(client, self.coordinator.deliver(lease_id, now, defect), now)
+    def delivered(self, lease_id: int, client: int, now: float, defect: str | None = None) -> Event:
+        """A lease's result is here, and its client is free; what the coordinator made of the result."""
+        events = self.coordinator.deliver(lease_id, now, defect)
+        first = events[0]
+        self._came_back(client, events, now)
+        return first
 
-    def failed(self, lease_id: int, client: int, reason: str, now: float) -> None:
-        """A lease brings no result, and its client is free."""
-        self._came_back(client, self.coordinator.fail(lease_id, reason, now), now)
+    def failed(self, lease_id: int, client: int, reason: str, now: float, *, again: bool = False) -> None:
+        """A lease brings no result, and its client is free; ``again``: its round gives it out anew."""
+        self._came_back(client, self.coordinator.fail(lease_id, reason, now, again=again), now)
 
     def free(self, client: int, now: float) -> None:
         """A client is free whose lease was given up before."""

@@ -49,6 +49,7 @@ class Evaluations:
             "next": self._next,
             "found": list(self._found),
             "to_reach": self._to_reach,
+            "reached_s": None if self.reached_s == inf else self.reached_s,
             "columns": [list(self.time_s), list(self.version), self.name, list(self.value)],
         }
 
@@ -56,6 +57,7 @@ class Evaluations:
         """Go on from ``state``, of a run with the same targets."""
         self._next, self._found = state["next"], (state["found"][0], state["found"][1])
         self._to_reach = dict(state["to_reach"])
+        self.reached_s = inf if state["reached_s"] is None else state["reached_s"]
         time_s, version, self.name, value = state["columns"]
         self.time_s, self.version, self.value = array("d", time_s), array("q", version), array("d", value)
 

@@ -35,6 +35,7 @@ from fedasync.core.log import (
     Row,
 )
 from fedasync.federated.arrays import Arrays
+from fedasync.federated.driver import RESTARTED
 from fedasync.federated.recorded import reason_of, told, unpacked
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class _Walk:
         elif due:
             self._deliver(row, None)  # a result came too late, before any timer rang
         else:
-            self._follow(self.coordinator.fail(lease_id, reason, time_s))
+            self._follow(self.coordinator.fail(lease_id, reason, time_s, again=reason == RESTARTED))
 
     def _ignored(self, row: Row) -> None:
         if self.coordinator.is_in_flight(row[2]):

@@ -8,10 +8,11 @@ from math import inf
 from typing import Any
 
 from fedasync.aggregation.check import Defect
-from fedasync.core import Lease
+from fedasync.aggregation.model import Contribution
+from fedasync.core import Accepted, Failed, Lease
 from fedasync.federated.arrays import Arrays
-from fedasync.federated.driver import Driver
-from fedasync.flower.failures import ClientFailure
+from fedasync.federated.driver import RESTARTED, Driver
+from fedasync.flower.failures import ClientFailure, one_line
 from fedasync.flower.keeper import Keeper
 from fedasync.flower.mailbox import FAILURES, Came, Mailbox
 from fedasync.flower.messages import Sent, read_hello, read_reply
@@ -22,8 +23,11 @@ from fedasync.runs.exchanges import Exchange
 
 log = logging.getLogger("fedasync.flower")
 
-RAISED = 2
-"""Flower's code for an exception of the client's app."""
+UNKNOWN = FAILURES[0]
+LOADING, RAISED = 1, 2
+"""Flower's codes for an app that cannot be loaded, and for an exception of it."""
+ANSWERS = (1, 2, 6, 7)
+"""Codes of errors that a client's node sends; all others are Flower's own findings about one that is silent."""
 LOOK_EVERY_S = 1.0
 """How often the SuperLink is asked which nodes are connected."""
 
@@ -63,32 +67,42 @@ class Inbox:
         if now < self._look_s:
             return
         self._look_s = now + LOOK_EVERY_S
-        if new := self._roster.connected(self._mailbox.nodes()):
-            self._mailbox.ask(new)
+        if new := self._roster.connected(self._mailbox.nodes(), now):
+            for node in self._mailbox.ask(new):
+                log.warning("node %d could not be asked who it is", node)
+                self._roster.ask_again(node, now)
 
     def take(self, now: float) -> None:
         """Take what has come, until the run is over. Raises ClientFailedError as the settings say."""
         for came in self._mailbox.take():
             if came.sent is None:
                 self._meet(came, now)
-            elif not self._driver.over:
+            elif self._driver.over:
+                self._note(came.sent, self._given_up.pop(came.sent.lease.id, exchanges.CANCELLED), returned_s=now)
+            else:
                 self.news_s = now
                 self._take_reply(came, came.sent, now)
 
-    def failed(self, sent: Sent, reason: str, now: float, *, returned: bool = True) -> None:
-        """A task brings nothing; its client is free, and left alone for a while."""
+    def failed(self, sent: Sent, reason: str, now: float, *, replied: bool = True, pause: bool = True) -> None:
+        """A task brings nothing; its client is free, and where that is its fault left alone for a while."""
         lease, before = sent.lease, self._given_up.pop(sent.lease.id, None)
-        self._note(sent, before or reason, returned_s=now if returned else None)
-        if before is None:
+        self._note(sent, before or reason, returned_s=now if replied and before is None else None)
+        if before is None and pause:
             pause_s = self._roster.failed(lease.worker, now)
             log.info("client %d is left alone for %.0f s", lease.worker, pause_s)
         self._driver.failed(lease.id, lease.worker, reason, now)
+
+    def restarted(self, lease: Lease, now: float) -> None:
+        """A lease of a server that is no more: it is given out anew."""
+        size = self._arrays.server.model.values.nbytes
+        self._keeper.exchange(Exchange(lease.id, lease.worker, None, lease.admitted_s, size, RESTARTED))
+        self._driver.failed(lease.id, lease.worker, RESTARTED, now, again=True)
 
     def refused(self, tasks: Sequence[Sent], now: float) -> None:
         """The SuperLink did not take these tasks."""
         for sent in tasks:
             log.warning("client %d, lease %d: not taken by the SuperLink", sent.lease.worker, sent.lease.id)
-            self.failed(sent, "not taken by the SuperLink", now, returned=False)
+            self.failed(sent, "not taken by the SuperLink", now, replied=False)
 
     def give_up(self, lease: Lease, outcome: str, now: float) -> None:
         """Nobody waits for this lease any more: its client goes on, and is free when something comes of it."""
@@ -107,8 +121,11 @@ class Inbox:
         node = came.node_id
         if came.message.has_error():
             error = came.message.error
-            log.warning("node %d did not say who it is: %s (%s)", node, FAILURES.get(error.code), error.reason)
-            self._roster.ask_again(node)
+            why = f"{FAILURES.get(error.code, UNKNOWN)} ({one_line(str(error.reason))})"
+            log.warning("node %d did not say who it is: %s", node, why)
+            self._roster.ask_again(node, now)
+            if error.code in (LOADING, RAISED):
+                self._stop_if_told(f"node {node}: {why}")
             return
         try:
             hello = read_hello(came.message.content)
@@ -121,20 +138,23 @@ class Inbox:
             self._stop_if_told(problem)
             return
         log.info("client %d joined: node %d on %s, %s", hello.client, node, hello.host, hello.software)
-        for sent in self._mailbox.under_way:  # its former node will not answer any more
-            if sent.lease.worker == hello.client and sent.node_id != node:
-                log.warning("client %d, lease %d: its node was replaced", hello.client, sent.lease.id)
-                self._mailbox.drop(sent.lease.id)
-                self.failed(sent, "node replaced", now, returned=False)
-                self._roster.succeeded(hello.client)  # it is there again: no reason to leave it alone
+        former = [
+            sent
+            for sent in self._mailbox.under_way
+            if sent.lease.worker == hello.client and sent.node_id != node  # it will not answer any more
+        ]
+        for sent in former:
+            log.warning("client %d, lease %d: its node was replaced", hello.client, sent.lease.id)
+            self._mailbox.drop(sent.lease.id)
+            self.failed(sent, "node replaced", now, replied=False, pause=False)
 
     def _take_reply(self, came: Came, sent: Sent, now: float) -> None:
         lease, message = sent.lease, came.message
         if message.has_error():
-            code, why = message.error.code, message.error.reason
-            reason = FAILURES.get(code, f"error {code}")
-            log.warning("client %d, lease %d: %s (%s)", lease.worker, lease.id, reason, why)
-            self.failed(sent, reason, now)
+            code, why = message.error.code, one_line(str(message.error.reason))
+            reason = FAILURES.get(code, UNKNOWN)
+            log.warning("client %d, lease %d: %s (code %s: %s)", lease.worker, lease.id, reason, code, why)
+            self.failed(sent, reason, now, replied=code in ANSWERS)
             if code == RAISED:
                 self._stop_if_told(f"client {lease.worker}: {why}")
             return
@@ -150,25 +170,33 @@ class Inbox:
             self._stop_if_told(str(found))
             return
         size = None
-        if isinstance(found, Defect):
-            defect: Defect | None = found
-        else:
+        defect = found if isinstance(found, Defect) else self._lacking(found)
+        if defect is None and not isinstance(found, Defect):
             size = found.values.nbytes + (0 if found.integers is None else found.integers.nbytes)
             self._keeper.contribution(lease.id, found)
             defect = self._arrays.receive(lease.id, found)
         if defect is None:
             self._roster.succeeded(lease.worker)
-            self.accepted_s = now
         else:
-            self._keeper.no_contribution(lease.id)
             log.warning("client %d, lease %d: %s: %s", lease.worker, lease.id, defect.reason, defect.detail)
             self._driver.tell_unfit(lease.worker, lease.id, now, defect.reason, defect.detail)
             self._roster.failed(lease.worker, now)
-        outcome = exchanges.DELIVERED if defect is None else exchanges.REJECTED
+        event = self._driver.delivered(lease.id, lease.worker, now, None if defect is None else defect.reason)
+        outcome = exchanges.DELIVERED
+        if isinstance(event, Accepted):
+            self.accepted_s = now
+        else:  # unfit, too stale, or looked at only after its deadline
+            outcome = exchanges.TIMEOUT if isinstance(event, Failed) else exchanges.REJECTED
+            self._keeper.no_contribution(lease.id)
         measured = {name: reply.measured[name] for name in ("train_s", "wall_s") if name in reply.measured}
         work_s = reply.measured.get("wall_s")
         self._note(sent, outcome, returned_s=now, returned_bytes=size, work_s=work_s, **measured)
-        self._driver.delivered(lease.id, lease.worker, now, None if defect is None else defect.reason)
+
+    def _lacking(self, contribution: Contribution) -> Defect | None:
+        """What the update cannot do without, and a client left out."""
+        if contribution.step_size_sum is None and getattr(self._arrays.server.update, "needs_step_sizes", False):
+            return Defect("no step sizes", "step_size_sum is missing; the sum of plain SGD's step sizes would do")
+        return None
 
     def _stop_if_told(self, line: str) -> None:
         if self._settings.on_client_error == "stop":

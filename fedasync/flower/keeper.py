@@ -19,7 +19,7 @@ from fedasync.federated import checkpoint
 from fedasync.federated.arrays import Arrays
 from fedasync.federated.evaluation import Evaluations
 from fedasync.federated.journal import Journal
-from fedasync.federated.recorded import EVENTS
+from fedasync.federated.recorded import Recorded
 from fedasync.federated.replay import replay
 from fedasync.flower.settings import DeploymentSettings
 from fedasync.runs.exchanges import LINES, Exchange, ExchangeLog, exchanges_frame, read
@@ -70,7 +70,7 @@ class Keeper:
         folder = self._folder
         if folder is None:
             return Coordinator(self._strategy, self._log, self._profile)
-        there = (folder / EVENTS).is_file()
+        there = Recorded(folder).size > 0
         if (folder / SUMMARY).is_file():
             raise ValueError(f"{folder}: a finished run lies here; another folder would do")
         if there and not resume:
@@ -102,7 +102,8 @@ class Keeper:
         self.resumed = True
         for row in journal.rows():
             self.elapsed_s = row[0]
-            self.turns[row[3]] += row[1] == ADMITTED
+            if row[1] == ADMITTED:
+                self.turns[row[3]] += 1
         progress = _progress(folder / PROGRESS)
         if progress:
             self.draws = progress["draws"]
@@ -168,6 +169,11 @@ class Keeper:
         if self._folder is not None and (self._folder / LINES).is_file():
             return read(self._folder)
         return exchanges_frame(self._exchanges)
+
+    def sync(self) -> None:
+        """Have on the disk what there is of a turn that did not come to its end."""
+        if self._journal is not None:
+            self._journal.sync()
 
     def close(self) -> None:
         if self._journal is not None:

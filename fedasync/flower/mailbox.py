@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from fedasync.core import Lease
+from fedasync.flower.failures import one_line
 from fedasync.flower.messages import Sent, task_record
 from fedasync.workloads.protocol import Task
 
+log = logging.getLogger("fedasync.flower")
+
+TTL_OVER_TIMEOUT = 1.25
+UNREADABLE = (ValueError, TypeError, KeyError, DecodeError)
+"""What is raised where bytes of a reply are not what they say they are."""
 HELLO_TTL_S = 120.0
 """Seconds that a node has to say who it is."""
 
@@ -41,7 +50,6 @@ class Came:
 @dataclass
 class _Outgoing:
     lease: Lease
-    node_id: int
     most_samples: int
     task: Task
 
@@ -49,8 +57,8 @@ class _Outgoing:
 class Mailbox:
     """Tasks leave together, when ``send`` is called: after what they follow from is on the disk."""
 
-    def __init__(self, grid: Grid, ttl_s: float) -> None:
-        self._grid, self._ttl_s = grid, ttl_s
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
         self._out: list[_Outgoing] = []
         self._awaited: dict[str, Sent] = {}
         self._asked: dict[str, int] = {}
@@ -65,30 +73,43 @@ class Mailbox:
         """The nodes that the SuperLink takes for connected."""
         return sorted(self._grid.get_node_ids())
 
-    def ask(self, nodes: Sequence[int]) -> None:
-        """Ask nodes who they are."""
+    def ask(self, nodes: Sequence[int]) -> list[int]:
+        """Ask nodes who they are; those whose question the SuperLink would not take."""
         messages = [
             Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=HELLO_TTL_S) for node in nodes
         ]
-        for node, message_id in zip(nodes, self._pushed(messages), strict=False):
+        refused = []
+        for node, message_id in zip_longest(nodes, self._pushed(messages)):
             if message_id:
                 self._asked[message_id] = node
+            else:
+                refused.append(node)
+        return refused
 
-    def put(self, lease: Lease, node_id: int, task: Task, most_samples: int) -> None:
+    def put(self, lease: Lease, task: Task, most_samples: int) -> None:
         """Send this task with the next ``send``."""
-        self._out.append(_Outgoing(lease, node_id, most_samples, task))
+        self._out.append(_Outgoing(lease, most_samples, task))
 
-    def send(self, now: float) -> list[Sent]:
-        """Send what was put; the tasks that the SuperLink would not take."""
+    def withdraw(self, lease_id: int) -> bool:
+        """Do not send this lease's task; False when it is under way already."""
+        left = [each for each in self._out if each.lease.id != lease_id]
+        found, self._out = len(left) < len(self._out), left
+        return found
+
+    def send(self, now: float, node_of: Callable[[int], int]) -> list[Sent]:
+        """Send what was put, to the nodes that the clients are by now; the tasks that the SuperLink would not take.
+
+        A message lives a little longer than its lease, so that a reply that is somewhat late is still counted.
+        """
         if not self._out:
             return []
         out, self._out = self._out, []
         messages = [
             Message(
                 task_record(each.task, each.lease),
-                dst_node_id=each.node_id,
+                dst_node_id=node_of(each.lease.worker),
                 message_type=MessageType.TRAIN,
-                ttl=self._ttl_s,
+                ttl=_ttl_s(each.lease),
                 group_id=str(each.lease.base_version),
             )
             for each in out
@@ -100,7 +121,7 @@ class Mailbox:
             model = each.task.model
             sent = Sent(
                 each.lease,
-                each.node_id,
+                messages[place].metadata.dst_node_id,
                 message_id or "",
                 now,
                 model.layout,
@@ -119,12 +140,21 @@ class Mailbox:
         return self._grid.push_messages(messages) if messages else []
 
     def take(self) -> list[Came]:
-        """What has come: answers of nodes first, then replies in the order in which their leases were given out."""
+        """What has come: answers of nodes first, then replies in the order in which their leases were given out.
+
+        Flower reads a reply's records in this process. One that cannot be read is lost, and Flower does not say whose
+        it was: its lease ends at its deadline.
+        """
         ids = [*self._awaited, *self._asked]
         if not ids:
             return []
         came: list[Came] = []
-        for message in self._grid.pull_messages(ids):
+        try:
+            messages = list(self._grid.pull_messages(ids))
+        except UNREADABLE as error:
+            log.warning("a reply could not be read, and is lost: %s: %s", type(error).__name__, one_line(str(error)))
+            return []
+        for message in messages:
             of = message.metadata.reply_to_message_id
             if of in self._asked:
                 came.append(Came(message, self._asked.pop(of), None))
@@ -137,3 +167,8 @@ class Mailbox:
         """Await this task's reply no longer."""
         message_id = self._of_lease.pop(lease_id, None)
         return None if message_id is None else self._awaited.pop(message_id)
+
+
+def _ttl_s(lease: Lease) -> float:
+    assert lease.deadline_s is not None  # every lease of a deployment has one
+    return TTL_OVER_TIMEOUT * (lease.deadline_s - lease.admitted_s)

@@ -24,11 +24,12 @@ class Roster:
         self._samples = list(samples)
         self._settings = settings
         self._node_of: dict[int, int] = {}
-        self._client_of: dict[int, int] = {}
         self._connected: set[int] = set()
         self._greeted: set[int] = set()
         self._failures: dict[int, int] = {}
         self._until_s: dict[int, float] = {}
+        self._asked_in_vain: dict[int, int] = {}
+        self._ask_at_s: dict[int, float] = {}
 
     @property
     def clients(self) -> int:
@@ -43,21 +44,19 @@ class Roster:
         """The node of a client that has joined."""
         return self._node_of[client]
 
-    def client_of(self, node: int) -> int | None:
-        """The client that a node is; None before it has said so, and once another has taken its place."""
-        return self._client_of.get(node)
-
-    def connected(self, nodes: Collection[int]) -> list[int]:
-        """These nodes are connected, and no others; those among them that were not asked yet who they are."""
+    def connected(self, nodes: Collection[int], now: float) -> list[int]:
+        """These nodes are connected, and no others; those among them that are to be asked now who they are."""
         self._connected = set(nodes)
         self._greeted &= self._connected  # one that left and comes back is asked again
-        new = sorted(self._connected - self._greeted)
+        new = sorted(node for node in self._connected - self._greeted if self._ask_at_s.get(node, -inf) <= now)
         self._greeted.update(new)
         return new
 
-    def ask_again(self, node: int) -> None:
-        """The node did not say who it is: it is asked once more when it is seen next."""
+    def ask_again(self, node: int, now: float) -> None:
+        """The node did not say who it is: it is asked once more, later with each time in a row."""
         self._greeted.discard(node)
+        times = self._asked_in_vain[node] = self._asked_in_vain.get(node, 0) + 1
+        self._ask_at_s[node] = now + self._settings.back_off(times)
 
     def welcome(self, node: int, hello: Hello) -> str | None:
         """A node says who it is; why it may not take part, or None. Whoever was this client before is no more."""
@@ -71,11 +70,9 @@ class Roster:
                 f"node {node}, client {hello.client}, has {hello.samples} training samples, and the server's workload "
                 f"gives it {known}: node and server do not have the same data"
             )
-        before = self._node_of.get(hello.client)
-        if before is not None:
-            self._client_of.pop(before, None)
+        self._node_of = {client: other for client, other in self._node_of.items() if other != node}
         self._node_of[hello.client] = node
-        self._client_of[node] = hello.client
+        self._asked_in_vain.pop(node, None)
         return None
 
     def most_samples(self, client: int) -> int:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedasync.flower")
 
-TTL_OVER_TIMEOUT = 1.25
-"""A message lives so many times as long as its reply is waited for: one that is a little late is still counted."""
+FIXED = ("strategy", "workload", "seed", "targets")
+"""What a run that goes on must have in common with what lies in its folder."""
 
 
 class StalledError(RuntimeError):
@@ -84,8 +84,13 @@ class _Server:
             raise ValueError(refusal)
         self.roster = Roster(samples, self.settings)
         timeout = strategy.lease_timeout_s
-        longest_s = timeout if isinstance(timeout, int | float) else self.settings.task_timeout_s
-        self.mailbox = Mailbox(grid, TTL_OVER_TIMEOUT * longest_s)
+        if isinstance(timeout, int | float) and timeout > self.settings.stall_timeout_s:
+            raise ValueError(
+                f"deployment.stall_timeout_s = {self.settings.stall_timeout_s:g} ends the run before a task's own "
+                f"{timeout:g} s are over; a longer one, or a shorter task_timeout_s, would do"
+            )
+        self.mailbox = Mailbox(grid)
+        self._prepare(deployment)
         self.keeper = Keeper(deployment.out, self.settings, strategy, self._profile(strategy, len(samples)))
         self.arrays = Arrays(strategy, deployment.workload, deployment.seed)
         limits = deployment.limits
@@ -107,6 +112,24 @@ class _Server:
         self._said_s = self._server_busy_s = 0.0
         self.inbox = Inbox(self.settings, self.mailbox, self.roster, self.keeper, self.arrays, self.driver)
 
+    def _prepare(self, deployment: Deployment) -> None:
+        """Have the configuration in the folder. Raises ValueError where another run's lies there that is to go on."""
+        if deployment.out is None:
+            return
+        deployment.out.mkdir(parents=True, exist_ok=True)
+        path, asked = deployment.out / CONFIG, dict(deployment.config)
+        if deployment.resume and path.is_file():
+            before = json.loads(path.read_text())
+            for key in FIXED:
+                if key in before and before[key] != json.loads(json.dumps(asked.get(key))):
+                    raise ValueError(
+                        f"{path}: the run that lies here has {key} = {json.dumps(before[key])}, and is to go on with "
+                        f"{json.dumps(asked.get(key))}; the same, or another folder, would do"
+                    )
+            return
+        if not path.is_file():
+            write(path, (json.dumps(asked, indent=1) + "\n").encode())
+
     def _profile(self, strategy: Strategy, clients: int) -> list[float] | None:
         """Seconds that each client's work is expected to take, where admission sorts clients by them."""
         if not isinstance(strategy.admission, Tiers):
@@ -125,12 +148,13 @@ class _Server:
     def run(self) -> Run:
         try:
             self.arrays.server.snapshot()  # an update's state that cannot be kept is told now
-            if self.deployment.out is not None:
-                write(self.deployment.out / CONFIG, (json.dumps(self.deployment.config, indent=1) + "\n").encode())
             self._gather()
             self._go_on()
             self._serve()
             return self._close()
+        except Exception:
+            self.keeper.sync()
+            raise
         finally:
             self.keeper.close()
 
@@ -138,6 +162,7 @@ class _Server:
         """Wait until enough clients have joined; say for whom."""
         wanted = self.settings.least_clients or self.roster.clients
         said_s = -inf
+        self.clock.start(0.0)
         while True:
             waited_s = self.clock.now()
             self.inbox.greet(waited_s)
@@ -175,16 +200,17 @@ class _Server:
             )
             if self.coordinator.step is not None:
                 self.driver.step_done(self._now)
-        for lease in in_flight:
-            self.driver.failed(lease.id, lease.worker, exchanges.RESTARTED, self._now)
         self.driver.look_at_the_counts()
-        if not self.driver.over:
-            self.driver.dispatch(self._now)
+        if self.driver.over or self.evaluations.reached_s < inf or self._now >= self._limit_s:
+            return
+        for lease in in_flight:
+            self.inbox.restarted(lease, self._now)
+        self.driver.dispatch(self._now)
         self._write_and_send()
 
     def _serve(self) -> None:
         driver, coordinator = self.driver, self.coordinator
-        while not driver.over:
+        while not driver.over and self.evaluations.reached_s == inf:
             self.clock.wait(self.settings.poll_s, self._next_s())
             now = self.clock.now()
             if now > self._limit_s:
@@ -202,6 +228,8 @@ class _Server:
             if timer_s is not None and timer_s <= self._now:
                 self.keeper.rung(self._now)
                 driver.ring(self._now)
+                if driver.over:
+                    return
             if driver.dispatch_due or self.idle.next_awake_s <= self._now:
                 driver.dispatch(self._now)
             self._write_and_send()
@@ -215,7 +243,7 @@ class _Server:
     def _write_and_send(self) -> None:
         """First the disk, then the wire: a client never works on what a restarted server would not know."""
         self.keeper.turn(self._now, self.coordinator, self.arrays, self.evaluations, self.idle.draws)
-        self.inbox.refused(self.mailbox.send(self._now), self._now)
+        self.inbox.refused(self.mailbox.send(self.clock.now(), self.roster.node_of), self._now)
 
     def _watch(self) -> None:
         """Say who waits for whom when nothing happens, and give up when nothing is accepted."""
@@ -252,7 +280,7 @@ class _Server:
             timing_only=False,
         )
         summary["not_batched"] = None
-        summary["runtime"] = "flower"
+        summary["runtime"], summary["closed_forms"] = "flower", []
         tables = {"metrics": metrics, "exchanges": self.keeper.exchanges()}
         run = Run(dict(deployment.config), summary, tables, self.arrays.server.model, record=record)
         if deployment.out is not None:
@@ -268,18 +296,22 @@ class _Server:
         self.arrays.lease(lease)
         client = lease.worker
         task = self.arrays.task(lease, turn)
-        self.mailbox.put(lease, self.roster.node_of(client), task, self.roster.most_samples(client))
+        self.mailbox.put(lease, task, self.roster.most_samples(client))
 
     def nobody_idle(self, now: float) -> None:
         """The loop looks again when somebody is to be awake."""
 
     def cancelled(self, lease: Lease, now: float) -> bool:
-        """Flower has no word for "stop": the client finishes what nobody waits for."""
+        """Flower has no word for "stop": a client that has begun finishes what nobody waits for."""
+        if self.mailbox.withdraw(lease.id):
+            return True
         self.inbox.give_up(lease, exchanges.CANCELLED, now)
         return False
 
     def given_up(self, lease: Lease, now: float) -> bool:
         """The client goes on, and is free when its late reply comes, or Flower says that none will."""
+        if self.mailbox.withdraw(lease.id):
+            return True
         self.inbox.give_up(lease, exchanges.TIMEOUT, now)
         return False
 

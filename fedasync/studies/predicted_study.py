@@ -46,6 +46,8 @@ def study_tables(runs: Sequence[Run], population: Mapping[str, Any], silent_s: f
         strategy["lease_timeout_s"] = (config.get("deployment") or {}).get("task_timeout_s") or silent_s
     known = {field.name for field in fields(Settings)}
     settings = {key: value for key, value in config["run"].items() if key in known and value is not None}
+    if runs[0].summary.get("runtime") == "flower":
+        settings["cancelled_clients"] = "finish"  # Flower cannot stop a client
     tables = {
         "study": {
             "title": f"Predicted: {runs[0].summary['run_id']}",

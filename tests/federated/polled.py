@@ -34,7 +34,7 @@ class Polled:
         if self.coordinator.step is not None:
             self.make_version()
         for lease in self.coordinator.leases:
-            self.follow(self.coordinator.fail(lease.id, "server restarted", self.now))
+            self.follow(self.coordinator.fail(lease.id, "server restarted", self.now, again=True))
         self.journal.sync()
 
     def _begin(self, folder: Path) -> tuple[Coordinator, Replayed]:

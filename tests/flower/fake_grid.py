@@ -78,8 +78,10 @@ class FakeGrid:
         found = self.ends(client, turn, task["lease"], task.get("steps"))
         if isinstance(found, tuple):
             self._reply(found[0], number, Message(Error(found[1], "as the test says"), reply_to=message))
-        elif found < inf:
+        elif found < message.metadata.ttl:
             self._reply(found, number, handle_train(message, context, self.workload, client=client))
+        else:  # Flower's own word, when the message has lived its time
+            self._reply(message.metadata.ttl, number, Message(Error(3, "too late"), reply_to=message))
 
     def _reply(self, after_s: float, number: int, message: Message) -> None:
         at_s = self.clock.time_s + after_s

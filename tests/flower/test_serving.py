@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from fedasync.flower.serving import Deployment, StalledError, serve
 from fedasync.flower.settings import DeploymentSettings, with_deadline
 from fedasync.runs.run import Run
 from fedasync.strategies import fedasync as fedasync_row
-from fedasync.strategies import fedavg, fedbuff, fedfa
+from fedasync.strategies import fedavg, fedbuff, fedfa, fednova
 from fedasync.workloads import Quadratic
 
 from .fake_grid import FIRST_NODE, Ends, FakeGrid, VirtualClock
@@ -68,7 +69,13 @@ def reasons(run: Run, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(2, "client error"), (3, "no reply in time"), (5, "node unavailable"), (8, "client crashed"), (77, "error 77")],
+    [
+        (2, "client error"),
+        (3, "no reply in time"),
+        (5, "node unavailable"),
+        (8, "client crashed"),
+        (77, "unknown error"),
+    ],
 )
 def test_an_error_reply_frees_the_slot_and_the_others_go_on(code: int, reason: str) -> None:
     run, _ = deployed(lambda *task: (0.5, code) if task[0] == 0 else speeds(*task))
@@ -147,6 +154,88 @@ def test_a_node_that_joins_late_is_used() -> None:
     assert 5.0 <= starts[0] <= 6.2
 
 
+def test_a_silent_client_is_told_apart_from_a_slow_one() -> None:
+    """Flower's own word that no reply will come is none, and its time is no duration."""
+    run, _ = deployed(
+        lambda *task: inf if task[0] == 0 else speeds(*task), task_timeout_s=8.0, limits=Limits(time_s=60.0)
+    )
+    table = run.exchanges
+    assert table is not None
+    silent = table.filter(table["worker"] == 0)
+    assert set(silent["outcome"].to_list()) <= {"timeout", "cancelled"}
+    assert silent["returned_s"].null_count() == len(silent)
+
+
+def test_every_lease_that_was_sent_has_its_row_and_only_what_was_accepted_is_delivered() -> None:
+    strategy = fedasync_row(concurrency=4, max_staleness=1)
+    run, _ = deployed(speeds, strategy, limits=Limits(updates=30))
+    table, events = run.exchanges, run.events
+    assert table is not None
+    unsent = events["time_s"] == run.summary["time_s"]  # the run was over before
+    admitted = events.filter((events["kind"] == "admitted") & ~unsent)["lease"].to_list()
+    assert sorted(table["lease"].to_list()) == sorted(admitted)
+    accepted = events.filter(events["kind"] == "delivered")["lease"].to_list()
+    assert sorted(table.filter(table["outcome"] == "delivered")["lease"].to_list()) == sorted(accepted)
+    assert "stale" in run.summary["ledger"]["rejected"]
+
+
+def test_a_question_that_the_superlink_refuses_is_asked_again() -> None:
+    class Refuses(FakeGrid):
+        refused = False
+
+        def push_messages(self, messages: Any) -> list[str]:
+            if not self.refused:
+                self.refused = True
+                return []
+            return super().push_messages(messages)
+
+    run, _ = deployed(speeds, grid=Refuses)
+    assert run.summary["consumed"] == 20
+
+
+def test_a_node_that_cannot_say_who_it_is_is_asked_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeGrid):
+        def _answer(self, message: Message, number: int, client: int) -> None:
+            if client == 0 and message.metadata.message_type == "query":
+                self._reply(0.2, number, Message(Error(1, "no\nmodule"), reply_to=message))
+            else:
+                super()._answer(message, number, client)
+
+    deployed(speeds, grid=Broken, least_clients=3, limits=Limits(time_s=200.0))
+    asked = [record.message for record in caplog.records if "did not say who it is" in record.message]
+    assert 3 <= len(asked) <= 7
+    assert "client app not loadable (no module)" in asked[0]
+    with pytest.raises(ClientFailedError, match="client app not loadable"):
+        deployed(speeds, grid=Broken, least_clients=3, on_client_error="stop")
+
+
+def test_a_reply_whose_bytes_are_none_ends_nothing() -> None:
+    class Garbage(FakeGrid):
+        left = 1
+
+        def pull_messages(self, message_ids: Any) -> list[Message]:
+            found = super().pull_messages(message_ids)
+            if self.left and any(m.metadata.message_type == "train" for m in found):
+                self.left -= 1
+                raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+            return found
+
+    run, _ = deployed(speeds, grid=Garbage, task_timeout_s=8.0)
+    assert run.summary["consumed"] == 20
+    assert run.summary["ledger"]["failed"] == {"timeout": 1}
+
+
+def test_a_contribution_without_what_the_rule_needs_is_rejected_by_name() -> None:
+    class Adaptive(FakeGrid):
+        def _reply(self, after_s: float, number: int, message: Message) -> None:
+            if message.has_content() and "result" in message.content and message.content["result"]["client"] == 0:
+                message.content["result"].pop("step_size_sum", None)
+            super()._reply(after_s, number, message)
+
+    run, _ = deployed(speeds, fednova(cohort=3), grid=Adaptive, limits=Limits(versions=5))
+    assert run.summary["ledger"]["rejected"].keys() == {"no step sizes"}
+
+
 class Raises(FakeGrid):
     """Client 0's own code raises."""
 
@@ -193,7 +282,7 @@ def test_who_waits_for_whom_is_said_when_nobody_comes() -> None:
             return []
 
     with pytest.raises(StalledError, match=r"no client joined in 60 s: 0 of 4 clients are connected; not: 0, 1, 2, 3"):
-        deployed(speeds, grid=Nobody, stall_timeout_s=60.0)
+        deployed(speeds, grid=Nobody, stall_timeout_s=60.0, task_timeout_s=50.0)
 
 
 def test_a_run_that_gets_nothing_any_more_fails_loudly() -> None:
@@ -280,6 +369,55 @@ def test_a_run_that_is_killed_anywhere_goes_on_and_loses_no_accepted_update(
         again = replay(journal.rows(), journal.reasons, bounded, arrays, journal.contribution, rings=journal.rings())
         assert again.versions == run.summary["versions"]
         assert torch.equal(arrays.server.model.values, run.model.values)
+
+
+def test_a_synchronous_round_that_was_interrupted_still_waits_for_its_whole_cohort(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        deployed(speeds, fedavg(cohort=4), grid=killed_after(9), out=tmp_path)
+    delivered = [row for row in Recorded(tmp_path).rows() if row[1] == 1]
+    assert 0 < len(delivered) < 4
+    run, _ = deployed(speeds, fedavg(cohort=4), out=tmp_path, resume=True, limits=Limits(versions=3))
+    sizes = run.events.filter(run.events["kind"] == "consumed").group_by("version").len()["len"].to_list()
+    assert sizes == [4, 4, 4]
+
+
+def test_a_clients_turns_go_on_after_a_restart(tmp_path: Path) -> None:
+    """Its seeds are drawn by turn: none comes twice."""
+    seeds: dict[int, list[int]] = {}
+    for number, count in enumerate((30, 30, 10**9)):
+        grid = killed_after(count)
+        made: list[FakeGrid] = []
+
+        class Kept(grid):  # type: ignore[valid-type, misc]
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                made.append(self)  # noqa: B023
+
+        with suppress(Killed):
+            deployed(speeds, grid=Kept, out=tmp_path, resume=number > 0, limits=Limits(updates=60))
+        for message in made[0].pushed:
+            if "task" in message.content:
+                seeds.setdefault(message.content["task"]["client"], []).append(message.content["task"]["seed"])
+    assert sorted(seeds) == [0, 1, 2, 3]
+    for found in seeds.values():
+        assert len(set(found)) >= len(found) - 2  # one that was pushed, and not yet in the log, at each kill
+
+
+def test_a_run_goes_on_only_as_what_it_was(tmp_path: Path) -> None:
+    config = {"strategy": {"name": "fedbuff"}, "workload": {"kind": "quadratic"}, "seed": 0, "targets": {}}
+
+    def begun(config: dict[str, Any], grid: type[FakeGrid], resume: bool) -> None:
+        clock = VirtualClock()
+        strategy = fedbuff(concurrency=4, buffer_size=2)
+        deployment = Deployment(strategy, WORKLOAD, Limits(updates=20), out=tmp_path, resume=resume, config=config)
+        serve(grid(WORKLOAD, clock, speeds), deployment, clock)
+
+    with pytest.raises(Killed):
+        begun(config, killed_after(20), False)
+    for key, value in (("seed", 5), ("workload", {"kind": "digits"}), ("strategy", {"name": "fedfa"})):
+        with pytest.raises(ValueError, match=f"the run that lies here has {key} = "):
+            begun({**config, key: value}, FakeGrid, True)
+    begun(config, FakeGrid, True)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
