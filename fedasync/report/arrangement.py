@@ -65,6 +65,11 @@ class Arrangement:
     def seeds(self) -> list[int]:
         return sorted({seed for cell in self.cells.values() for seed in cell})
 
+    @property
+    def clock(self) -> str:
+        """What time is in these runs: ``virtual time``, or ``wall-clock time`` where all were made on Flower."""
+        return "wall-clock time" if all(run.summary.get("runtime") == "flower" for run in self.runs) else "virtual time"
+
     def facet_title(self, facet: Facet) -> str:
         """The facet in words, leaving out axes that do not vary; a label that is more than a number needs no axis."""
         varying = [len({other[i] for other in self.facets}) > 1 for i in range(len(facet))]

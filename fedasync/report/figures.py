@@ -35,7 +35,7 @@ def metric_over_time(
     target: float | None = None,
     command: str = "",
 ) -> Figure:
-    """A metric against virtual time: a line a series, the mean over seeds with its 95 % band, a panel a facet.
+    """A metric against time: a line a series, the mean over seeds with its 95 % band, a panel a facet.
 
     ``metric`` and ``target`` replace the report's. Timing-only runs have ``updates`` and ``versions``.
     Raises ValueError for names the runs do not have.
@@ -73,8 +73,8 @@ def metric_over_time(
         references = [ax.axhline(each.value, ls=":", lw=1.1, color=style.FAINT) for each in shown.report.references]
     if bands:
         axes[0].set_ylim(*_y_limits(bands, aim if aim and aim.metric == name else None))
-    _label(axes, "virtual time (s)", _metric_label(name))
-    style.title(figure, f"{_sentence(spoken(name))} over virtual time")
+    _label(axes, f"{shown.clock} (s)", _metric_label(name))
+    style.title(figure, f"{_sentence(spoken(name))} over {shown.clock}")
     ordered = [label for label in shown.series if label in handles]
     lines = [handles[label] for label in ordered]
     if target_line is not None:

@@ -17,7 +17,6 @@ from fedasync.runs.run import Run
 
 if TYPE_CHECKING:
     import polars as pl
-    from rich.table import Table
 
 SPEEDUP, UPDATES, STALENESS = "speed-up", "updates a second", "mean staleness"
 
@@ -48,7 +47,7 @@ class Predicted:
     error: predicted/measured − 1; None where either is missing or 0 was measured.
     within: whether the error is within the tolerance; None where there is none, and for what was fitted.
     total_variation: of staleness only: the share of contributions with another staleness.
-    note: why something is missing, or that the clients were fitted to these runs.
+    note: ``fitted`` for runs that the clients were fitted to; why something is missing.
     """
 
     series: str
@@ -147,7 +146,7 @@ def _row(
     if measured.mean and predicted.mean is not None:
         error = predicted.mean / measured.mean - 1
     within = None if error is None or fitted else abs(error) <= tolerance
-    said = "; ".join(filter(None, ["clients were fitted to these runs" if fitted else "", note]))
+    said = "; ".join(filter(None, ["fitted" if fitted else "", note]))
     return Predicted(series, quantity, unit, measured, predicted, error, within, distance, said)
 
 
@@ -193,31 +192,26 @@ def error_text(error: float) -> str:
     return "0 %" if percent == "0" else f"{'+' if error > 0 else '−'}{percent} %"
 
 
-def readable_predictions(rows: Sequence[Predicted], tolerance: float) -> Table:
+def readable_predictions(rows: Sequence[Predicted], tolerance: float) -> pl.DataFrame:
     """For people: means, and (least … greatest) over seeds."""
-    from rich.markup import escape
-    from rich.table import Table
+    import polars as pl
 
-    table = Table(
-        "series",
-        "quantity",
-        "measured",
-        "predicted",
-        "error",
-        f"within {100 * tolerance:g} %",
-        title="predicted beside measured",
+    verdict = {True: "yes", False: "NO", None: ""}
+    return pl.DataFrame(
+        {
+            "series": [row.series for row in rows],
+            "quantity": [f"{row.quantity} ({row.unit})" for row in rows],
+            "measured": [str(row.measured) or "–" for row in rows],
+            "predicted": [str(row.predicted) or "–" for row in rows],
+            "error": ["–" if row.error is None else error_text(row.error) for row in rows],
+            f"within {100 * tolerance:g} %": [verdict[row.within] or row.note or "–" for row in rows],
+            "total variation": [None if row.total_variation is None else f"{row.total_variation:.2f}" for row in rows],
+        }
     )
-    before = ""
-    for row in rows:
-        if before and row.series != before:
-            table.add_section()
-        error = "" if row.error is None else error_text(row.error)
-        if row.total_variation is not None:
-            error += f"  (total variation {row.total_variation:.2f})"
-        verdict = {True: "yes", False: "NO", None: row.note}[row.within]
-        name = f"{row.quantity} ({row.unit})"
-        shown_series = "" if row.series == before else row.series
-        table.add_row(*map(escape, (shown_series, name, str(row.measured), str(row.predicted), error, verdict)))
-        before = row.series
-    table.caption = "means (of speed-ups geometric ones, paired by seed), and least … greatest over seeds"
-    return table
+
+
+LEGEND = (
+    "Means (of speed-ups geometric ones, paired by seed), and least … greatest over seeds; error: predicted/measured "
+    "− 1; fitted: the clients were fitted to these runs; total variation: the share of contributions with another "
+    "staleness."
+)

@@ -79,7 +79,7 @@ def ranking(
             ax.set_xlabel(f"{spoken(shown.metric())} at {number(facet.at_s)} s")
         else:
             ax.set_xlabel("times as long as the fastest")
-    what = f"{spoken(shown.metric())} at one virtual time" if by == "value" else f"time to {target}"
+    what = f"{spoken(shown.metric())} at one {shown.clock}" if by == "value" else f"time to {target}"
     style.title(figure, f"Ranking by {what}")
     better = "" if by == "time" else "Lower is better. " if lower_is_better(shown, shown.metric()) else ""
     distance = "difference from the best, drawn from its line" if by == "value" else "ratio to the fastest's time"

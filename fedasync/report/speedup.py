@@ -237,7 +237,7 @@ def _heading(target: Target | None, baseline: str) -> str:
 
 
 def _reading(shown: Arrangement, target: Target | None, baseline: str, marks: str) -> tuple[str, str, str]:
-    what = "virtual time per applied update" if target is None else f"virtual time to {target}"
+    what = f"{shown.clock} per applied update" if target is None else f"{shown.clock} to {target}"
     if len(shown.seeds) == 1:
         return f"Ratio of {baseline}'s {what} to the series' own, in the same seed.", "", style.seeds_text(shown.seeds)
     bounds = " ≥, ≤: where one of the two missed the target, the run's end bounds its time." if target else ""

@@ -77,7 +77,7 @@ def timeline(
         ax.tick_params(axis="y", length=0, labelsize=5)
         ax.set_title(label, loc="left", fontweight="bold")
         ax.set_title(_counts(drawn[label], window, every), loc="right", fontsize=7, color=style.FAINT)
-    axes[-1].set_xlabel("virtual time (s)")
+    axes[-1].set_xlabel(f"{shown.clock} (s)")
 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

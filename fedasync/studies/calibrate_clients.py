@@ -157,7 +157,7 @@ def _notes(
         found = measured.contention(column)
         said = _slope(f"one more in flight, {what}", "s", found, "the number in flight hardly varied", used=False)
         notes.append(said)
-    if early := [run for run in runs if run.summary["ended"] not in ("time", "updates", "versions")]:
+    if early := [run for run in runs if run.summary["ended"] not in ("time", "updates", "versions", "target")]:
         notes.append(f"{name_of(early[0])} ended early ({early[0].summary['ended']}); the prediction does not know it")
     return notes
 

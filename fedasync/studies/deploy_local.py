@@ -18,7 +18,7 @@ from fedasync.studies.command import console_for_tables, why_ended
 from fedasync.studies.deployment import build_parts
 from fedasync.studies.errors import StudyError
 from fedasync.studies.experiment_file import Federation
-from fedasync.studies.flower_run import FailedRunError, keep_log, local_federation, make_run
+from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
 from fedasync.studies.measurements import clients_of, demand_settings
 from fedasync.studies.show import show_run
 
@@ -58,6 +58,8 @@ def deploy_local(
                 log = keep_log(folder, error.log)
                 complaints.print(f"fedasync: {error} (log: {log})", markup=False, highlight=False)
                 return 1
+            except LostFederationError as error:
+                raise StudyError(f"{WHERE}: {error}", 1) from None
     except (KeyboardInterrupt, SystemExit, OSError) as error:
         if isinstance(error, SystemExit):
             raise StudyError(f"{WHERE}: ended by a signal; nothing is kept", int(error.code or 1)) from None

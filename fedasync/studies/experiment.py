@@ -21,7 +21,7 @@ from fedasync.studies.errors import StudyError, did_you_mean
 from fedasync.studies.execute import EARLY
 from fedasync.studies.experiment_file import Experiment, load
 from fedasync.studies.experiment_prediction import predict
-from fedasync.studies.flower_run import FailedRunError, keep_log, local_federation, make_run
+from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
 from fedasync.studies.measurements import Measurement, measurements
 from fedasync.studies.publish import describe, publish, remember
 
@@ -91,8 +91,6 @@ def _make_all(
     waiting = [one for one in runs if not store.is_finished(one.folder)]
     errors: list[str] = []
     while waiting:
-        from fedasync.flower.service import FederationError
-
         console.print(f"starting {experiment.federation.clients} clients; logs: {folder / FEDERATION / 'logs'}")
         with local_federation(folder / FEDERATION, experiment.federation) as federation:
             while waiting:
@@ -106,7 +104,7 @@ def _make_all(
                 except FailedRunError as error:
                     log = keep_log(one.folder, error.log)
                     errors.append(f"run {one.folder.name}: {error} (log: {log})")
-                except FederationError as error:
+                except LostFederationError as error:
                     errors.append(f"run {one.folder.name}: {error}")
                     _tell(errors[-1:], complaints)
                     break

@@ -16,13 +16,13 @@ from fedasync.studies.study import (
     CONFIGURATION,
     SeedsUntil,
     Study,
-    _axis,
-    _check_axes,
-    _header,
-    _report,
-    _toml,
     apply_changes,
+    check_axes,
     read,
+    read_axis,
+    read_header,
+    read_report,
+    read_toml,
     set_key,
 )
 
@@ -98,18 +98,18 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> E
     base = {table: copy.deepcopy(content[table]) for table in (*OWN, "deployment") if table in content}
     base.setdefault("deployment", {})
     here = {"federation": dict(content["federation"]), "deployment": base["deployment"]}
-    axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
+    axes = tuple(read_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
     for key in dict.fromkeys(key for axis in axes for point in axis for key in point.values):
         if key.split(".")[0] not in OWN:
             raise StudyError(f"{path}: axis: {key}: unknown table{did_you_mean(key.split('.')[0], OWN)}")
     for change in changes:
         axes = _changed(here, base, axes, change)
-    _check_axes(axes, f"{path}: axis")
-    head = _header(header, f"{path}: study")
+    check_axes(axes, f"{path}: axis")
+    head = read_header(header, f"{path}: study")
     if isinstance(head.seeds, SeedsUntil):
         raise StudyError(f"{path}: study.seeds: got a rule; a number or a list would do, since runs take real time")
     labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
-    report = _report(content, path)
+    report = read_report(content, path)
     try:
         report.check(labels)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _changed(here: dict[str, Any], base: dict[str, Any], axes: Any, change: str)
     table, dot, _ = key.strip().partition(".")
     if table in here and dot:
         try:
-            value = _toml(f"value = {text}", f"--set {change}")["value"]
+            value = read_toml(f"value = {text}", f"--set {change}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a text
         set_key(here, key.strip(), value, f"--set {change}")

@@ -11,8 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedasync.flower.settings import DeploymentSettings
-from fedasync.report import save, write_table
-from fedasync.report.prediction import Predicted, error_text, prediction_table, predictions, readable_predictions
+from fedasync.report import markdown, rich_table, save, write_table
+from fedasync.report.prediction import (
+    LEGEND,
+    Predicted,
+    error_text,
+    prediction_table,
+    predictions,
+    readable_predictions,
+)
 from fedasync.report.prediction_figure import prediction_figure
 from fedasync.runs.run import Run
 from fedasync.simulation import Clients
@@ -47,10 +54,14 @@ def predict(
         rows = predictions(measured, simulated, report, prediction.calibrate_on, prediction.tolerance)
     except ValueError as error:
         raise StudyError(f"{folder}: {error}") from None
-    written = write_table(prediction_table(rows), folder, PREDICTION)
+    shown = readable_predictions(rows, prediction.tolerance)
+    title = f"{experiment.study.header.title}: predicted beside measured"
+    page = f"# {title}\n\n{markdown(shown)}\n{LEGEND}\n\n`{command}`\n"
+    written = write_table(prediction_table(rows), folder, PREDICTION, page)
     figure = prediction_figure(rows, prediction.calibrate_on, prediction.tolerance, command)
     written += save(figure, folder / "figures", PREDICTION)
-    console.print(readable_predictions(rows, prediction.tolerance))
+    console.print(rich_table(shown, "predicted beside measured"))
+    console.print(LEGEND)
     for line in verdicts(rows, prediction):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     names = ", ".join(str(path.relative_to(folder)) for path in written if path.suffix != ".svg")
@@ -101,9 +112,9 @@ def verdicts(rows: Sequence[Predicted], prediction: Prediction) -> list[str]:
     for row in rows:
         if row.within is None or row.unit not in ("s", "×"):
             continue
-        said = f"{error_text(row.error or 0.0)}, {'within' if row.within else 'NOT within'} {100 * prediction.tolerance:g} %"
+        where = f"{'within' if row.within else 'NOT within'} {100 * prediction.tolerance:g} %"
         lines.append(
             f"{row.series}, {row.quantity}: predicted {row.predicted.mean:.3g} {row.unit}, measured "
-            f"{row.measured.mean:.3g} {row.unit}: {said}"
+            f"{row.measured.mean:.3g} {row.unit}: {error_text(row.error or 0.0)}, {where}"
         )
     return lines

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -37,6 +38,10 @@ class FailedRunError(RuntimeError):
         self.log = log
 
 
+class LostFederationError(RuntimeError):
+    """A process is gone, or does not answer, without which no run can be made; the message is one line."""
+
+
 @contextmanager
 def local_federation(folder: Path, settings: Federation) -> Iterator[LocalFederation]:
     """A SuperLink and its SuperNodes, started, in the scratch folder ``folder``; all end with the block.
@@ -50,20 +55,23 @@ def local_federation(folder: Path, settings: Federation) -> Iterator[LocalFedera
         from fedasync.flower.service import FederationError
     except ImportError as error:
         raise StudyError(f"{error.name} is not installed; pip install 'fedasync[flower]' would do") from None
-    shutil.rmtree(folder / "logs", ignore_errors=True)
-    made = make(folder / "certificates", clients=settings.clients, days=1, overwrite=True) if settings.tls else None
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with LocalFederation(
-            folder,
-            settings.clients,
-            tls=made,
-            authenticate=settings.authenticate,
-            isolation=settings.isolation,
-            poll_s=settings.poll_s,
-            timeout_s=settings.timeout_s,
-            environment={"PYTHONPATH": path},
-        ) as federation:
+        with (
+            TemporaryDirectory(prefix=".keys-", dir=folder) as keys,
+            LocalFederation(
+                folder,
+                settings.clients,
+                tls=make(Path(keys) / "made", clients=settings.clients, days=1) if settings.tls else None,
+                authenticate=settings.authenticate,
+                isolation=settings.isolation,
+                poll_s=settings.poll_s,
+                timeout_s=settings.timeout_s,
+                environment={"PYTHONPATH": path},
+            ) as federation,
+        ):
+            shutil.rmtree(folder / "logs", ignore_errors=True)  # of an earlier federation
             federation.start()
             yield federation
     except FederationError as error:
@@ -74,10 +82,11 @@ def make_run(federation: LocalFederation, config: Mapping[str, Any], folder: Pat
     """Make the run that a deployment's configuration describes, and keep it as ``folder``: whole, or absent.
 
     Its server writes beside that place, and what it wrote is moved there when it has finished. ``what`` names the run
-    while its progress is shown. Raises FailedRunError, and FederationError for a federation that cannot go on.
+    while its progress is shown. Raises FailedRunError, and LostFederationError when the federation cannot go on.
     """
     from fedasync.flower.app_folder import write as write_app
     from fedasync.flower.server_log import last_word, server_log
+    from fedasync.flower.service import FederationError
 
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial").absolute()
     app = federation.folder / "app"
@@ -96,6 +105,8 @@ def make_run(federation: LocalFederation, config: Mapping[str, Any], folder: Pat
         write_trace(run.read_events(lambda events: events.head(store.TRACED_ROWS)), partial / store.TRACE)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+    except FederationError as error:
+        raise LostFederationError(str(error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     error_log(folder).unlink(missing_ok=True)

@@ -76,7 +76,11 @@ def _checked(
     world = {"clients": clients, "duration_s": {"kind": "constant", "value": 1.0}}
     tables = {name: plan.config[name] for name in ("strategy", "workload", "run", "targets", "seed")}
     simulated = checked(RunPlan(plan.labels, plan.seed, {**tables, "population": world}), where, worlds)
-    return {**store.inputs(plan.config, *simulated.sources), "flwr": metadata.version("flwr")}
+    try:
+        flower = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise StudyError("flwr is not installed; pip install 'fedasync[flower]' would do") from None
+    return {**store.inputs(plan.config, *simulated.sources), "flwr": flower}
 
 
 def clients_of(config: dict[str, Any], where: str) -> int:

@@ -52,7 +52,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
         tables.append(_targets(summary["targets"], summary["best"]))
     if summary["final"]:
         tables.append(_pairs("final metrics", {k: _number(v) for k, v in summary["final"].items()}))
-    if summary["closed_forms"]:
+    if summary.get("closed_forms"):
         tables.append(_closed_forms(summary["closed_forms"]))
     if "privacy" in summary:
         tables.extend(_privacy(summary["privacy"]))

@@ -157,10 +157,10 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
     if seeds is not None:
         header["seeds"] = seeds
     base = {table: content[table] for table in CONFIGURATION if table in content}
-    axes = tuple(_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
+    axes = tuple(read_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
     axes = apply_changes(base, axes, changes)
-    _check_axes(axes, f"{path}: axis")
-    report = _report(content, path)
+    check_axes(axes, f"{path}: axis")
+    report = read_report(content, path)
     labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
     try:
         report.check(labels)
@@ -170,7 +170,7 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> S
         parse(Calibration, table, f"{path}: calibrate {i}") for i, table in enumerate(content.get("calibrate", []), 1)
     )
     _check_calibrations(calibrations, axes, labels, report, changes, str(path))
-    head = _header(header, f"{path}: study")
+    head = read_header(header, f"{path}: study")
     if isinstance(head.seeds, SeedsUntil) and report.baseline is None:
         raise StudyError(
             f"{path}: study.seeds.until: report.baseline is missing; the label that the {head.seeds.until.quantity} of "
@@ -196,12 +196,13 @@ def read(path: Path, tables: Sequence[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        content = _toml(text, str(path))
+        content = read_toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{path} is not TOML: {error}") from None
-    for table, command in (("plan", "plan"), ("study", "sim")):
+    kinds = (("federation", "an experiment", "run"), ("plan", "a plan", "plan"), ("study", "a study", "sim"))
+    for table, kind, command in kinds:
         if table in content and table not in tables:
-            raise StudyError(f"{path}: [{table}] makes it a {table}, which is for `fedasync {command} {path}`")
+            raise StudyError(f"{path}: [{table}] makes it {kind}, which is for `fedasync {command} {path}`")
     for table, value in content.items():
         if table not in tables:
             raise StudyError(f"{path}: {table}: unknown table{did_you_mean(table, tables)}")
@@ -212,7 +213,7 @@ def read(path: Path, tables: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _report(content: Mapping[str, Any], path: Path) -> Report:
+def read_report(content: Mapping[str, Any], path: Path) -> Report:
     """``[report]`` with the numbers of ``[[published]]``."""
     if "published" in content.get("report", {}):
         raise StudyError(f"{path}: report.published: unknown key; tables written as [[published]] would do")
@@ -264,16 +265,17 @@ def _check_calibrations(
             raise StudyError(f"{where}: published {place}: fitted = true, but {fits} calibrations concern it")
 
 
-def _header(table: dict[str, Any], where: str) -> Header:
+def read_header(table: dict[str, Any], where: str) -> Header:
+    """``[study]``. Raises StudyError."""
     seeds = table.get("seeds")
     if not isinstance(seeds, dict):
         header: Header = parse(Header, table, where)
         return header
     until: SeedsUntil = parse(SeedsUntil, seeds, f"{where}.seeds")
-    return replace(_header({key: value for key, value in table.items() if key != "seeds"}, where), seeds=until)
+    return replace(read_header({key: value for key, value in table.items() if key != "seeds"}, where), seeds=until)
 
 
-def _toml(text: str, where: str) -> dict[str, Any]:
+def read_toml(text: str, where: str) -> dict[str, Any]:
     """Read TOML into what JSON can hold: dates and times become texts, and numbers must be finite."""
     found: dict[str, Any] = json.loads(json.dumps(tomllib.loads(text), default=str))
     _check_finite(found, where, ())
@@ -288,7 +290,7 @@ def _check_finite(value: object, where: str, keys: tuple[object, ...]) -> None:
         _check_finite(item, where, (*keys, key))
 
 
-def _axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
+def read_axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
     """Either ``key`` and ``values`` (one key), or ``points`` that set several keys together."""
     name = table.get("name", number)
     where = f"{where} {', '.join(map(str, name)) if isinstance(name, list) else name}"
@@ -308,8 +310,8 @@ def _axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ...]:
     return tuple(_point(point, names, f"{where}, point {place}") for place, point in enumerate(points, 1))
 
 
-def _check_axes(axes: Sequence[Sequence[Point]], where: str) -> None:
-    """Names, labels and keys must differ: what is drawn under a label is what the label says."""
+def check_axes(axes: Sequence[Sequence[Point]], where: str) -> None:
+    """Names, labels and keys must differ: what is drawn under a label is what the label says. Raises StudyError."""
     names = [name for axis in axes for name in axis[0].labels]
     if len(set(names)) < len(names):
         raise StudyError(f"{where}: two axes have the same name, among {', '.join(names)}")
@@ -374,7 +376,7 @@ def apply_changes(
         if not equals or not key:
             raise StudyError(f"--set {change}: write it as dotted.key=value")
         try:
-            value = _toml(f"value = {text}", f"--set {change}")["value"]
+            value = read_toml(f"value = {text}", f"--set {change}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a text
         if key.split(".")[0] not in CONFIGURATION:

@@ -5,31 +5,36 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import psutil  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
+from fedasync.flower.server_log import last_word
 from fedasync.report.prediction import SPEEDUP, Predicted, prediction_table, predictions
 from fedasync.report.spec import Report
 from fedasync.runs.exchanges import exchanges_of_log
 from fedasync.runs.run import Run
 from fedasync.simulation import simulate
+from fedasync.studies import experiment
 from fedasync.studies.build import build_federated
 from fedasync.studies.deploy_local import deploy_local
 from fedasync.studies.errors import StudyError
-from fedasync.studies.experiment_file import load
+from fedasync.studies.experiment_file import Federation, load
 from fedasync.studies.experiment_prediction import predict
+from fedasync.studies.flower_run import FailedRunError, LostFederationError
 from fedasync.studies.measurements import Measurement, measurements
+from fedasync.studies.study import RunPlan
 
 from .running import PROGRAM, apart, changed, moments, runs, summary
-
-pytest.importorskip("flwr")
 
 EXPERIMENT = """
 [study]
@@ -166,6 +171,102 @@ def test_a_run_keeps_its_name_unless_something_is_changed(tmp_path: Path) -> Non
 def test_a_change_of_nothing_that_is_there_is_refused(tmp_path: Path, change: str) -> None:
     with pytest.raises(StudyError, match=f"^--set {change}: unknown table"):
         read(tmp_path, EXPERIMENT, change)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_shipped_experiment_and_the_one_of_the_page_can_be_run(tmp_path: Path) -> None:
+    shipped = measurements(load(ROOT / "experiments" / "flower_digits.toml"), tmp_path)
+    assert [one.labels for one in shipped[:4]] == [
+        "FedAvg, seed 0",
+        "FedBuff, seed 0",
+        "FedFa, seed 0",
+        "FedAvg, seed 1",
+    ]
+    assert len(shipped) == 9
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "experiments.md").read_text(), re.DOTALL)
+    assert len(read(tmp_path, text)) == 6
+
+
+# Runs that fail
+
+
+class NoProcesses:
+    """Stands for a federation on which some runs fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Mapping[str, Exception]) -> None:
+        self.started, self.made = 0, list[str]()
+        self._failing = failing
+        monkeypatch.setattr(experiment, "local_federation", self.start)
+        monkeypatch.setattr(experiment, "make_run", self.make_run)
+
+    @contextmanager
+    def start(self, folder: Path, federation: Federation) -> Iterator[NoProcesses]:
+        self.started += 1
+        yield self
+
+    def make_run(self, _: object, config: dict[str, Any], folder: Path, what: str, console: Console) -> Run:
+        name = what.partition(": ")[2]
+        if name in self._failing:
+            raise self._failing[name]
+        assert config["experiment"]["name"] == folder.name
+        self.made.append(name)
+        return measure(Measurement(RunPlan(config["experiment"]["labels"], config["seed"], config), "e", folder))
+
+    def deaths(self) -> list[str]:
+        return []
+
+
+def test_others_are_made_when_a_run_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(changed(EXPERIMENT, ("seeds = 2", "seeds = 3")))
+    failing = {
+        "FedBuff, seed 0": FailedRunError("finished:failed: no client joined", "INFO\nERROR no client joined\n"),
+        "FedAvg, seed 1": LostFederationError("run 7: superlink gone"),
+        "FedBuff, seed 2": KeyboardInterrupt(),
+    }
+    first = NoProcesses(monkeypatch, failing)
+    with pytest.raises(StudyError, match="interrupted; 3 of 6 runs are finished, and the same command") as end:
+        experiment.run_experiment("e.toml")
+    assert end.value.status == 130
+    assert first.made == ["FedAvg, seed 0", "FedBuff, seed 1", "FedAvg, seed 2"]
+    assert first.started == 2  # the process that was gone is there again
+    lines = capsys.readouterr().err.splitlines()
+    (log,) = Path("results/e/runs").glob("*.error.log")
+    assert lines[0].endswith(f": finished:failed: no client joined (log: {log})")
+    assert lines[1].endswith(": run 7: superlink gone")
+    assert log.read_text() == "INFO\nERROR no client joined\n"
+
+    del failing["FedAvg, seed 1"], failing["FedBuff, seed 2"]
+    second = NoProcesses(monkeypatch, failing)
+    assert experiment.run_experiment("e.toml") == 1
+    assert second.made == ["FedAvg, seed 1", "FedBuff, seed 2"]
+    assert "nothing is predicted: 1 of 6 runs are missing" in capsys.readouterr().err
+
+    third = NoProcesses(monkeypatch, {})
+    assert experiment.run_experiment("e.toml") == 0
+    assert third.made == ["FedBuff, seed 0"]
+    out = capsys.readouterr().out
+    assert "FedBuff, speed-up: predicted" in out
+    assert "within 20 %" in out
+    fourth = NoProcesses(monkeypatch, {})
+    assert experiment.run_experiment("e.toml") == 0
+    assert (fourth.started, fourth.made) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("a\n2026 ERROR the run ends: no client joined in 9 s\nTraceback\n  x\n", "no client joined in 9 s"),
+        ("a\n\nb\n", "a | b"),
+        ("", "its server wrote nothing"),
+    ],
+)
+def test_the_last_word_of_a_server_is_one_line(log: str, said: str) -> None:
+    assert last_word(log) == said
 
 
 # Prediction
