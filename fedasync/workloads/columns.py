@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -55,6 +56,8 @@ def read_column(dataset: Dataset, name: str, sequence_length: int) -> Column:
 def raw_column(dataset: Dataset, name: str) -> NDArray[Any]:
     """The values of a column as numpy sees them."""
     values: NDArray[Any] = np.asarray(dataset.select_columns([name]).with_format("numpy")[:][name])
+    if values.dtype == object and all(value is None or isinstance(value, Real) for value in values.flat):
+        return values.astype(np.float64)  # a missing number (datasets before 5): not a number, as later ones have it
     return values
 
 

@@ -234,8 +234,7 @@ def _flower() -> Any:
         from flwr_datasets import partitioner
     except ImportError as error:
         raise ImportError(
-            f"the hf_datasets workload needs flwr-datasets ({error}): pip install flwr-datasets, then"
-            " pip install 'fedasync[data]'"
+            f"the hf_datasets workload needs flwr-datasets ({error}): pip install 'fedasync[data]'"
         ) from error
     return partitioner
 

@@ -294,7 +294,7 @@ def test_columns_of_unequal_length_or_shape_are_refused(tmp_path: Path) -> None:
     [
         ("torch", r"needs torch .*pip install 'fedasync\[torch\]'"),
         ("datasets", r"needs datasets .*pip install 'fedasync\[data\]'"),
-        ("flwr_datasets", r"needs flwr-datasets .*pip install --no-deps flwr-datasets"),
+        ("flwr_datasets", r"needs flwr-datasets .*pip install 'fedasync\[data\]'"),
     ],
 )
 def test_what_is_missing_is_named_with_the_remedy(
