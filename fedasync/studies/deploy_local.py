@@ -26,6 +26,8 @@ WHERE = "deploy local"
 RESULTS = Path("results") / "deployed"
 FILLED = ("concurrency", "cohort")
 """Keys of a strategy that say how many clients work at once: all of them, unless ``--set`` says otherwise."""
+BOUNDED = ("buffer_size", "window")
+"""Keys that say how many contributions a step takes: no more than there are clients, so that steps come soon."""
 
 
 def deploy_local(
@@ -94,7 +96,8 @@ def _filled(strategy: str, clients: int) -> list[str]:
     if make is None:
         return []
     keys = inspect.signature(make).parameters.items()
-    return [f"strategy.{key}={clients}" for key, it in keys if key in FILLED and it.default is it.empty]
+    work = [f"strategy.{key}={clients}" for key, it in keys if key in FILLED and it.default is it.empty]
+    return work + [f"strategy.{key}={clients}" for key, it in keys if key in BOUNDED and it.default > clients]
 
 
 def _free(name: str) -> Path:
