@@ -44,7 +44,7 @@ test-slow: $(READY)
 
 # Federations of real processes, one after the other: kills, restarts, TLS, ten minutes of random kills.
 test-flower: $(READY)
-	$(BIN)/python -m pytest -n 0 -s -m slow tests/flower tests/studies/test_experiment.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 -s -m slow tests/flower tests/threads tests/studies/test_experiment.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
