@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+import fedasync
 from fedasync.flower.configuration import EXPERIMENT
 from fedasync.report import brief_tables
 from fedasync.runs.run import Run
@@ -71,11 +72,18 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
 
 
 def find(name: str) -> Path:
-    """An experiment file by its path, or by its name in experiments/. Raises StudyError."""
+    """An experiment file by its path, or by its name: in experiments/, or one that came with the package.
+
+    Raises StudyError.
+    """
     path = Path(name)
     if path.suffix == ".toml" or len(path.parts) > 1:
         return path
-    known = {found.stem: found for found in sorted(Path("experiments").glob("*.toml"))}
+    package = Path(fedasync.__file__).parent
+    known: dict[str, Path] = {}
+    for folder in (Path("experiments"), package.parent / "experiments", package / "shipped_experiments"):
+        for found in sorted(folder.glob("*.toml")):
+            known.setdefault(found.stem, found)
     if name not in known:
         raise StudyError(f"no experiment is called {name!r}{did_you_mean(name, known)}")
     return known[name]
