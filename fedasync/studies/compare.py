@@ -94,6 +94,8 @@ def _differences(real: Run, sim: Run) -> list[str]:
     found = []
     for table in ("strategy", "run", "workload"):
         one, other = real.config.get(table), sim.config.get(table)
+        if table == "run" and real.summary.get("runtime") == "flower" and isinstance(one, Mapping):
+            one = {"cancelled_clients": "finish", **one}  # as Flower's clients do
         if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
             if one != other:
                 found.append(f"[{table}] differs: {one!r} in the run, {other!r} in the prediction")
