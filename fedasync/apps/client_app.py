@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedasync.federated.one_thread import one_thread
 from fedasync.flower.client import answered, client_number, handle_hello, handle_train
 from fedasync.workloads.protocol import Workload
 
@@ -42,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
             started_s=started_s,
         )
 
-    with _one_thread():
+    with one_thread():  # as in a simulation: the same task gives the same bits
         return answered(message, context, work)
 
 
@@ -79,16 +78,3 @@ def _most_steps(config: dict[str, Any]) -> int:
     from fedasync.core import Compass
 
     return int(config.get("strategy", {}).get("most_steps", Compass(limit=1).most_steps))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of torch, as ``simulate`` has it: sums of many threads depend on their number."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedasync.core import EventLog, Strategy
+from fedasync.federated.one_thread import one_thread
 from fedasync.federated.result import summarise
 from fedasync.runs.record import LogWriteError, Record
 from fedasync.runs.run import Run
@@ -185,18 +186,8 @@ class _Begun:
 @contextmanager
 def _quietly(*, learns: bool) -> Iterator[None]:
     """Few garbage collections, and one thread of torch: sums of many threads depend on their number."""
-    with fewer_collections():
-        if not learns:
-            yield
-            return
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    with fewer_collections(), one_thread() if learns else nullcontext():
+        yield
 
 
 def _describe(

@@ -61,7 +61,7 @@ def run_study(
         for reason in dict.fromkeys(run.summary["not_batched"] for run in runs if run.summary["not_batched"]):
             console.print(f"Results were computed one by one: {reason}", markup=False, highlight=False)
         odd = [line for run in runs if (line := _oddity(run))]
-        _tell(errors + odd, complaints)
+        tell(errors + odd, complaints)
     except (KeyboardInterrupt, OSError, BrokenProcessPool, LostWorkerError) as error:
         store.sweep(folder / "runs")
         why, status = why_ended(error, folder)
@@ -228,7 +228,8 @@ def _extent(study: Study, all_jobs: Sequence[Job]) -> str:
     return f"{each} runs a seed, {rule.at_least} to {rule.at_most} seeds, {done}"
 
 
-def _tell(lines: Sequence[str], complaints: Console) -> None:
+def tell(lines: Sequence[str], complaints: Console) -> None:
+    """Print what went wrong, a line each, and beyond some their number."""
     for line in lines[:MOST_LINES]:
         complaints.print(f"fedasync: {line}", markup=False, highlight=False)
     if len(lines) > MOST_LINES:

@@ -17,7 +17,7 @@ from fedasync.flower.configuration import EXPERIMENT
 from fedasync.report import brief_tables
 from fedasync.runs.run import Run
 from fedasync.studies import store
-from fedasync.studies.command import MOST_LINES, console_for_tables, why_ended
+from fedasync.studies.command import console_for_tables, tell, why_ended
 from fedasync.studies.errors import StudyError, did_you_mean
 from fedasync.studies.execute import EARLY
 from fedasync.studies.experiment_file import Experiment, load
@@ -54,7 +54,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
         errors = _make_all(experiment, runs, folder, console, complaints)
         made = _show(folder, description, console) if any(store.is_finished(one.folder) for one in runs) else []
         odd = [line for run in made if (line := _oddity(run))]
-        _tell(odd, complaints)
+        tell(odd, complaints)
         if experiment.prediction is not None:
             unmade = [one for one in runs if not store.is_finished(one.folder)]
             if unmade:
@@ -114,14 +114,14 @@ def _make_all(
                     errors.append(f"run {one.folder.name}: {error} (log: {log})")
                 except LostFederationError as error:
                     errors.append(f"run {one.folder.name}: {error}")
-                    _tell(errors[-1:], complaints)
+                    tell(errors[-1:], complaints)
                     break
                 else:
                     if deaths := federation.deaths():
-                        _tell(deaths, complaints)
+                        tell(deaths, complaints)
                         break
                     continue
-                _tell(errors[-1:], complaints)
+                tell(errors[-1:], complaints)
     return errors
 
 
@@ -164,13 +164,6 @@ def _oddity(run: Run) -> str | None:
     if summary["ended"].startswith(EARLY):
         return f"run {summary['run_id']}: {summary['ended']}"
     return None
-
-
-def _tell(lines: Sequence[str], complaints: Console) -> None:
-    for line in lines[:MOST_LINES]:
-        complaints.print(f"fedasync: {line}", markup=False, highlight=False)
-    if len(lines) > MOST_LINES:
-        complaints.print(f"fedasync: and {len(lines) - MOST_LINES} more")
 
 
 def _why_ended(error: BaseException, folder: Path) -> tuple[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedasync.core import Strategy, Tiers
 from fedasync.core.log import COLUMNS, KINDS, NONE, Row
+from fedasync.federated.one_thread import one_thread
 from fedasync.federated.recorded import CONTRIBUTIONS, JournalError, Recorded, digest, reason_of, told
 from fedasync.federated.replay import Replayed, ReplayError, replay
 from fedasync.flower.settings import DeploymentSettings, with_deadline
@@ -40,7 +41,7 @@ def replay_run(folder: Path) -> int:
                 raise ReplayError(f"version {version} has other bits than were noted when it was made")
             compared += version in noted
 
-        with _one_thread(run.arrays is not None):
+        with one_thread() if run.arrays is not None else nullcontext():
             contributions, profile = run.recorded.contribution, run.profile
             found = replay(
                 run.rows,
@@ -174,24 +175,8 @@ def _arrays(config: dict[str, Any], strategy: Strategy, where: str) -> Arrays | 
     make = build_workload(config, where)
     if make is None:
         return None
-    with _one_thread(True):
+    with one_thread():
         return Arrays(strategy, make(), config["seed"])
-
-
-@contextmanager
-def _one_thread(learns: bool) -> Iterator[None]:
-    """Sums of many threads depend on their number; every runtime has one."""
-    if not learns:
-        yield
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ends(run: _Told, found: Replayed) -> str:
