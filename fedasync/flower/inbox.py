@@ -135,7 +135,7 @@ class Inbox:
             problem = self._roster.welcome(node, hello)
         if problem is not None:
             log.warning("not used: %s", problem)
-            self._stop_if_told(problem)
+            self._raised(problem)
             return
         log.info("client %d joined: node %d on %s, %s", hello.client, node, hello.host, hello.software)
         former = [
@@ -156,7 +156,7 @@ class Inbox:
             log.warning("client %d, lease %d: %s (code %s: %s)", lease.worker, lease.id, reason, code, why)
             self.failed(sent, reason, now, replied=code in ANSWERS)
             if code == RAISED:
-                self._stop_if_told(f"client {lease.worker}: {why}")
+                self._raised(f"client {lease.worker}: {why}")
             return
         if not self._driver.coordinator.is_in_flight(lease.id):  # late, or over-selected: counted, its client is free
             self._note(sent, self._given_up.pop(lease.id, exchanges.CANCELLED), returned_s=now)
@@ -167,7 +167,7 @@ class Inbox:
         if isinstance(found, ClientFailure):
             log.warning("%s", found)
             self.failed(sent, "client error", now)
-            self._stop_if_told(str(found))
+            self._raised(str(found))
             return
         size = None
         defect = found if isinstance(found, Defect) else self._lacking(found)
@@ -197,6 +197,11 @@ class Inbox:
         if contribution.step_size_sum is None and getattr(self._arrays.server.update, "needs_step_sizes", False):
             return Defect("no step sizes", "step_size_sum is missing; the sum of plain SGD's step sizes would do")
         return None
+
+    def _raised(self, line: str) -> None:
+        """A client raised: that is kept with the run, for whoever looks at it."""
+        self._keeper.failure(line)
+        self._stop_if_told(line)
 
     def _stop_if_told(self, line: str) -> None:
         if self._settings.on_client_error == "stop":

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from fedasync.aggregation.model import Contribution, Model
 
-PROGRESS = "progress.json"
+PROGRESS, FAILURES = "progress.json", "failures.log"
+MOST_FAILURES = 1000
+"""Exceptions of clients that are kept; all are counted by the ledger."""
 
 log = logging.getLogger("fedasync.flower")
 
@@ -59,6 +61,7 @@ class Keeper:
         self._journal: Journal | None = None
         self._exchange_log: ExchangeLog | None = None
         self._exchanges: list[Exchange] = []
+        self._failures = 0
         self._progress: tuple[int, int] = (-1, -1)
         self._saved_s = 0.0
 
@@ -130,6 +133,13 @@ class Keeper:
         """The coordinator's timers are about to be rung."""
         if self._journal is not None:
             self._journal.rung(now)
+
+    def failure(self, line: str) -> None:
+        """A client raised: a line in failures.log, the first ``MOST_FAILURES``."""
+        self._failures += 1
+        if self._folder is not None and self._failures <= MOST_FAILURES:
+            with (self._folder / FAILURES).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     def exchange(self, exchange: Exchange) -> None:
         if self._exchange_log is not None:

@@ -95,6 +95,10 @@ class _Server:
         self.arrays = Arrays(strategy, deployment.workload, deployment.seed)
         limits = deployment.limits
         self.evaluations = Evaluations(self.arrays, limits.evaluate_every_s, deployment.targets, limits.stop_at_target)
+        if deployment.targets:
+            found = self.arrays.evaluate(0)
+            if missing := sorted(set(deployment.targets) - set(found)):
+                raise ValueError(f"target {missing[0]!r}: the workload has no such metric; it has {sorted(found)}")
         self.coordinator = self.keeper.begin(self.arrays, self.evaluations, resume=deployment.resume)
         self.idle = IdleClients(len(samples), limits.selection, self.roster, deployment.seed)
         self.driver = Driver(

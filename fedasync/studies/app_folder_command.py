@@ -12,6 +12,7 @@ from typing import Any
 
 from fedasync.federated.limits import Limits
 from fedasync.studies.build import build_federated, build_workload
+from fedasync.studies.deployment import build_parts
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.studies.study import set_key
 
@@ -94,15 +95,19 @@ def _apply(config: dict[str, Any], change: str) -> None:
     set_key(config, key, value, f"--set {change}")
 
 
-def _build(config: Mapping[str, Any]) -> None:
-    """Make what the server and each client will make."""
+def _build(config: Mapping[str, Any]) -> int:
+    """Make what the server and each client will make; how many clients there are."""
     world = {"population": {"clients": 1, "duration_s": {"kind": "constant", "value": 1.0}}}  # the strategy needs none
     run = {key: value for key, value in config["run"].items() if value is not None}
     parts = {"strategy": config["strategy"], "run": run, "seed": config["seed"]}
     build_federated(parts | world, WHERE)
     make = build_workload({"workload": config["workload"], "seed": config["seed"]}, WHERE)
     assert make is not None  # a [workload] is there
-    make()
+    clients = len(make().client_samples())
+    tables = {name: config[name] for name in ("strategy", "workload", "targets", "deployment", "seed")} | {"run": run}
+    if refusal := build_parts(tables, WHERE).strategy.refusal(clients):
+        raise StudyError(f"{WHERE}: {refusal}")
+    return clients
 
 
 def _next_steps(folder: Path, config: Mapping[str, Any]) -> str:

@@ -14,9 +14,10 @@ from fedasync.runs.run import SUMMARY
 from fedasync.strategies import STRATEGIES
 from fedasync.studies import app_folder_command
 from fedasync.studies.app_folder_command import deployment_config
-from fedasync.studies.command import console_for_tables, why_ended
+from fedasync.studies.command import console_for_tables, tell, why_ended
 from fedasync.studies.deployment import build_parts
 from fedasync.studies.errors import StudyError
+from fedasync.studies.experiment import oddity
 from fedasync.studies.experiment_file import Federation
 from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
 from fedasync.studies.measurements import clients_of, demand_settings
@@ -69,7 +70,9 @@ def deploy_local(
         raise StudyError(f"{WHERE}: {why}; nothing is kept", status) from None
     show_run(folder)
     console.print(f"{run.folder}: {SUMMARY} and what is beside it", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    odd = oddity(run)
+    tell([odd] if odd else [], complaints)
+    return 1 if odd else 0
 
 
 def _config(clients: int, workload: str, strategy: str, changes: Sequence[str]) -> dict[str, Any]:
@@ -101,4 +104,12 @@ def _filled(strategy: str, clients: int) -> list[str]:
 
 
 def _free(name: str) -> Path:
-    return next(path for number in count(1) if not (path := RESULTS / f"{name}-{number}").exists())
+    """The first folder that no run has, nor a federation that is at work."""
+    paths = (RESULTS / f"{name}-{number}" for number in count(1))
+    return next(path for path in paths if not path.exists() and not _is_in_use(path))
+
+
+def _is_in_use(folder: Path) -> bool:
+    from fedasync.flower.leftovers import PROCESSES
+
+    return (folder.with_name(f"{folder.name}-federation") / PROCESSES).exists()

@@ -11,6 +11,7 @@ from fedasync.core import Strategy
 from fedasync.federated.limits import Limits
 from fedasync.flower.configuration import EXPERIMENT, OUT, RESUME, without_ours
 from fedasync.flower.settings import DeploymentSettings
+from fedasync.strategies.rollouts import PolicyStep
 from fedasync.studies import store
 from fedasync.studies.build import build_strategy, build_workload
 from fedasync.studies.errors import StudyError, parse
@@ -46,13 +47,17 @@ def build_parts(config: dict[str, Any], where: str) -> DeploymentParts:
             raise StudyError(f"{where}: the table [{table}] is missing")
     if isinstance(config.get("seed"), bool) or not isinstance(config.get("seed"), int):
         raise StudyError(f"{where}: seed: got {config.get('seed')!r}; an integer ≥ 0 would do")
-    return DeploymentParts(
-        build_strategy(config, where),
-        parse(Limits, config["run"], f"{where}: run"),
-        parse(DeploymentSettings, config.get("deployment", {}), f"{where}: deployment"),
-        parse(dict[str, float], config.get("targets", {}), f"{where}: targets"),
-        config["seed"],
-    )
+    strategy, limits = build_strategy(config, where), parse(Limits, config["run"], f"{where}: run")
+    if isinstance(strategy.update, PolicyStep):
+        raise StudyError(f"{where}: strategy {strategy.name!r} is a row for clusters, and trains no model of clients")
+    targets = parse(dict[str, float], config.get("targets", {}), f"{where}: targets")
+    if targets and limits.evaluate_every_s is None:
+        raise StudyError(
+            f"{where}: targets are looked for at evaluations, and run.evaluate_every_s is missing: without it there is"
+            " one, at the end"
+        )
+    settings = parse(DeploymentSettings, config.get("deployment", {}), f"{where}: deployment")
+    return DeploymentParts(strategy, limits, settings, targets, config["seed"])
 
 
 def build_deployment(config: dict[str, Any], where: str) -> Deployment:

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 import fedasync
 from fedasync.flower.configuration import EXPERIMENT
+from fedasync.flower.keeper import FAILURES
 from fedasync.report import brief_tables
 from fedasync.runs.run import Run
 from fedasync.studies import store
@@ -53,7 +54,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
         remember(folder, description)
         errors = _make_all(experiment, runs, folder, console, complaints)
         made = _show(folder, description, console) if any(store.is_finished(one.folder) for one in runs) else []
-        odd = [line for run in made if (line := _oddity(run))]
+        odd = [line for run in made if (line := oddity(run))]
         tell(odd, complaints)
         if experiment.prediction is not None:
             unmade = [one for one in runs if not store.is_finished(one.folder)]
@@ -149,7 +150,7 @@ def _show(folder: Path, description: dict[str, Any], console: Console) -> list[R
     return runs
 
 
-def _oddity(run: Run) -> str | None:
+def oddity(run: Run) -> str | None:
     """What a finished run met that its user should know of."""
     summary = run.summary
     if summary["unfit_total"]:
@@ -160,7 +161,9 @@ def _oddity(run: Run) -> str | None:
         )
     if failed := summary["ledger"]["failed"]:
         lost = ", ".join(f"{count} {reason}" for reason, count in failed.items())
-        return f"run {summary['run_id']}: tasks failed: {lost}"
+        told = run.folder and run.folder / FAILURES
+        first = told.read_text("utf-8").splitlines()[:1] if told and told.is_file() else []
+        return "; ".join([f"run {summary['run_id']}: tasks failed: {lost}", *first])
     if summary["ended"].startswith(EARLY):
         return f"run {summary['run_id']}: {summary['ended']}"
     return None

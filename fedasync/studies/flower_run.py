@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedasync.flower.processes import LocalFederation
 
 COMPLETED = "finished:completed"
+SERVER_LOG = "server.log"
 
 
 class FailedRunError(RuntimeError):
@@ -102,6 +103,7 @@ def make_run(federation: LocalFederation, config: Mapping[str, Any], folder: Pat
             log = server_log(federation.link, run_id)
             raise FailedRunError(f"{status}: {last_word(log)}", log)
         run = Run.load(partial)
+        write(partial / SERVER_LOG, server_log(federation.link, run_id).encode())
         write_trace(run.read_events(lambda events: events.head(store.TRACED_ROWS)), partial / store.TRACE)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

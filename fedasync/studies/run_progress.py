@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedasync.core.log import COMMITTED, CONSUMED
 from fedasync.federated.recorded import Recorded
-from fedasync.flower.keeper import PROGRESS
+from fedasync.flower.keeper import FAILURES, PROGRESS
 
 LOOK_EVERY_S = 1.0
 SAY_EVERY_S = 20.0
@@ -36,6 +36,8 @@ class RunProgress:
     applied: int = 0
     version: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """What clients raised, a line each."""
 
     def look(self) -> None:
         """Read on. A folder that is not there yet tells nothing."""
@@ -44,6 +46,9 @@ class RunProgress:
             self.applied += row[1] == CONSUMED
             self.version += row[1] == COMMITTED
         self.metrics = _metrics(self.folder / PROGRESS) or self.metrics
+        path = self.folder / FAILURES
+        if path.is_file():
+            self.failures = path.read_text("utf-8").splitlines()
 
     def __str__(self) -> str:
         if not self.rows:
@@ -65,6 +70,13 @@ def _metrics(path: Path) -> dict[str, float]:
 def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
     """While the block runs: a line that is kept up to date on a terminal, else a line now and then."""
     began_s = time.monotonic()
+    told: list[str] = []
+
+    def look() -> None:
+        progress.look()
+        for failure in progress.failures[len(told) :]:
+            console.print(f"{what}: {failure}", markup=False, highlight=False, soft_wrap=True)
+        told[:] = progress.failures
 
     def line() -> Text:
         passed = timedelta(seconds=int(time.monotonic() - began_s))
@@ -73,7 +85,7 @@ def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
     if not console.is_terminal:
 
         def say() -> None:
-            progress.look()
+            look()
             console.print(line(), soft_wrap=True)
 
         with _regularly(say, SAY_EVERY_S):
@@ -82,7 +94,7 @@ def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
     with Live(line(), console=console, transient=True, auto_refresh=False) as live:
 
         def draw() -> None:
-            progress.look()
+            look()
             live.update(line(), refresh=True)
 
         with _regularly(draw, LOOK_EVERY_S):

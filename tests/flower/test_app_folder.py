@@ -73,7 +73,12 @@ def test_the_command_writes_what_can_be_changed_when_it_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = ["strategy.concurrency=4", "strategy.buffer_size=2", "workload.clients=8", "seed=3", "run.updates=12"]
-    write_app_folder(tmp_path / "app", "quadratic", "fedbuff", [*changes, "targets.loss=0.5", "out=/data/run"])
+    write_app_folder(
+        tmp_path / "app",
+        "quadratic",
+        "fedbuff",
+        [*changes, "targets.loss=0.5", "run.evaluate_every_s=5", "out=/data/run"],
+    )
     assert f"flwr run {tmp_path / 'app'}" in capsys.readouterr().out
     override = parse_config_args(["run.updates=20 deployment.poll_s=0.5 resume=true"])
     config = unflatten(get_fused_config_from_dir(tmp_path / "app", override))

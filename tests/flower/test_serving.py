@@ -428,3 +428,19 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     deployed(speeds, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="a finished run lies here"):
         deployed(speeds, out=tmp_path, resume=True)
+
+
+def test_what_clients_raise_is_kept_with_the_run_as_it_comes(tmp_path: Path) -> None:
+    deployed(speeds, grid=Raises, out=tmp_path)
+    lines = (tmp_path / "failures.log").read_text().splitlines()
+    assert lines
+    assert set(lines) == {str(ClientFailure.of(0, ValueError("no such column")))}
+
+
+def test_a_target_that_the_workload_does_not_have_is_told_before_anything_is_sent() -> None:
+    clock = VirtualClock()
+    grid = FakeGrid(WORKLOAD, clock, speeds)
+    limits = Limits(updates=5, evaluate_every_s=1.0)
+    with pytest.raises(ValueError, match="target 'acuracy': the workload has no such metric; it has"):
+        serve(grid, Deployment(fedavg(cohort=2), WORKLOAD, limits, targets={"acuracy": 0.5}), clock)
+    assert not grid.pushed

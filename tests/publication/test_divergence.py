@@ -17,7 +17,9 @@ from fedasync.publication import action_disagreement, categorical_kl, feature_co
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5))
 TABLES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-1e3, 1e3)))
-PAIRS = SHAPES.flatmap(lambda s: st.tuples(*[arrays(np.float64, s, elements=st.floats(-30, 30, allow_subnormal=False))] * 2))
+PAIRS = SHAPES.flatmap(
+    lambda s: st.tuples(*[arrays(np.float64, s, elements=st.floats(-30, 30, allow_subnormal=False))] * 2)
+)
 
 
 @given(table=TABLES)
