@@ -40,11 +40,11 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/flower --ignore=tests/studies/test_experiment.py $(ARGS)
+	$(BIN)/python -m pytest -n auto -m slow --ignore=tests/flower --ignore=tests/threads --ignore=tests/studies/test_experiment_processes.py $(ARGS)
 
 # Federations of real processes, one after the other: kills, restarts, TLS, ten minutes of random kills.
 test-flower: $(READY)
-	$(BIN)/python -m pytest -n 0 -s -m slow tests/flower tests/threads tests/studies/test_experiment.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 -s -m slow tests/flower tests/threads tests/studies/test_experiment_processes.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -57,7 +57,7 @@ def hello(message: Message, context: Context) -> Message:
 
 
 def _configuration(context: Context) -> dict[str, Any]:
-    from fedasync.apps.configuration import unflatten, without_ours
+    from fedasync.flower.configuration import unflatten, without_ours
 
     return without_ours(unflatten(context.run_config))
 

@@ -15,17 +15,16 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Serve the deployment that the run configuration describes. What cannot be is one line, and the run has failed."""
-    import torch
-
-    from fedasync.apps.configuration import unflatten
+    from fedasync.federated.one_thread import one_thread
+    from fedasync.flower.configuration import unflatten
     from fedasync.flower.serving import serve
     from fedasync.studies.deployment import build_deployment
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request to the SuperLink
-    torch.set_num_threads(1)  # sums of many threads depend on their number
     try:
-        serve(grid, build_deployment(unflatten(context.run_config), WHERE))
+        with one_thread():
+            serve(grid, build_deployment(unflatten(context.run_config), WHERE))
     except (ValueError, RuntimeError) as error:
         logging.getLogger("fedasync.flower").error("the run ends: %s", " ".join(str(error).split()))
         raise

@@ -1,6 +1,6 @@
 """The whole state of a run on the disk, so that it goes on from there: ``save`` and ``load``.
 
-    checkpoint/state.json            coordinator, server, what the runtime adds; how many log rows they cover
+    checkpoint/state.json            coordinator, server, how many log rows they cover
     checkpoint/arrays.safetensors    the server's tensors
 
 A new one is written beside the old one, which stays until the new one is whole.
@@ -34,7 +34,7 @@ class CheckpointError(ValueError):
 class Loaded:
     """A checkpoint's state.
 
-    ``rows`` and ``rings`` are how many of the journal's it covers; ``extra`` is what the runtime added. ``note`` says
+    ``rows`` and ``rings`` are how many of the journal's it covers. ``note`` says
     why this is not the newest checkpoint, where it is not.
     """
 
@@ -42,7 +42,6 @@ class Loaded:
     server: Server
     rows: int
     rings: int
-    extra: dict[str, Any]
     note: str | None = None
 
 
@@ -50,14 +49,13 @@ def save(
     folder: Path | str,
     coordinator: Coordinator,
     server: Server,
-    extra: Mapping[str, Any],
     *,
     rows: int | None = None,
     rings: int = 0,
 ) -> None:
     """Write a checkpoint, between any two calls of coordinator and server, in place of the former one.
 
-    ``extra`` is data that JSON keeps. ``rows`` are the log's by now, all of them on the disk (None: as many as the
+    ``rows`` are the log's by now, all of them on the disk (None: as many as the
     coordinator's log has), ``rings`` the journal's. Raises OSError where there is no room, StateError for an update's
     state that cannot be kept; the former checkpoint stays then.
     """
@@ -73,7 +71,6 @@ def save(
         "rings": rings,
         "coordinator": coordinator.snapshot(),
         "server": of_server,
-        "extra": dict(extra),
         "arrays_sha256": hashlib.sha256(content).hexdigest(),
     }
     text = json.dumps({"sha256": _checksum(state), "state": state}, ensure_ascii=False, allow_nan=False)
@@ -149,7 +146,7 @@ def _load(
         server = Server.restore(strategy.update, state["server"], unpacked(content))
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: it does not fit: {' '.join(str(error).split())}") from None
-    return Loaded(coordinator, server, state["rows"], state["rings"], state["extra"], note)
+    return Loaded(coordinator, server, state["rows"], state["rings"], note)
 
 
 def _checksum(state: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ class WallClock:
     """The machine's monotonic clock."""
 
     def __init__(self) -> None:
-        self._zero_s = time.monotonic()
+        self.start(0.0)
 
     def now(self) -> float:
         return time.monotonic() - self._zero_s

@@ -162,7 +162,7 @@ class Keeper:
         if now - self._saved_s >= every_s and coordinator.step is None:
             self._saved_s = now
             rows = len(journal.log)
-            checkpoint.save(folder, coordinator, arrays.server, {}, rows=rows, rings=journal.rings)
+            checkpoint.save(folder, coordinator, arrays.server, rows=rows, rings=journal.rings)
             if self._settings.record == "tail":
                 journal.prune(rows)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedasync.federated.limits import Limits
-from fedasync.studies.build import build_federated, build_workload
-from fedasync.studies.deployment import build_parts
+from fedasync.studies.deployment import build_parts, clients_of, demand_settings
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.studies.study import set_key
 
@@ -38,21 +37,22 @@ def write_app_folder(
 ) -> None:
     """Write the folder of a deployment, and print how to go on. Nothing is written where StudyError is raised."""
     config = deployment_config(workload, strategy, changes)
+    clients = check_deployment(config, WHERE)
     from fedasync.flower.app_folder import write
 
     try:
         write(folder, config, name=name)
     except ValueError as error:
         raise StudyError(str(error)) from None
-    print(_next_steps(folder, config))
+    print(_next_steps(folder, config, clients))
 
 
 def deployment_config(workload: str, strategy: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The configuration of a deployment, every key of [run] and [deployment] with a value: ``flwr run`` may change
     what is written, and nothing else.
 
-    Workload and strategy are named as in a study; ``changes`` are ``dotted.key=value`` with a TOML value. Both are
-    built once, so that a mistake is told here. Raises StudyError.
+    Workload and strategy are named as in a study; ``changes`` are ``dotted.key=value`` with a TOML value. Raises
+    StudyError; what only building them tells is told by ``check_deployment``.
     """
     try:
         from fedasync.flower.settings import DeploymentSettings
@@ -77,7 +77,6 @@ def deployment_config(workload: str, strategy: str, changes: Sequence[str] = ())
     config["run"] = asdict(parse(Limits, config["run"], f"{WHERE}: run"))
     config["deployment"] = asdict(parse(DeploymentSettings, config["deployment"], f"{WHERE}: deployment"))
     config["targets"] = parse(dict[str, float], config["targets"], f"{WHERE}: targets")
-    _build(config)
     return config
 
 
@@ -95,22 +94,18 @@ def _apply(config: dict[str, Any], change: str) -> None:
     set_key(config, key, value, f"--set {change}")
 
 
-def _build(config: Mapping[str, Any]) -> int:
-    """Make what the server and each client will make; how many clients there are."""
-    world = {"population": {"clients": 1, "duration_s": {"kind": "constant", "value": 1.0}}}  # the strategy needs none
+def check_deployment(config: dict[str, Any], where: str) -> int:
+    """Make what the server and each client will make; how many clients there are. Raises StudyError."""
     run = {key: value for key, value in config["run"].items() if value is not None}
-    parts = {"strategy": config["strategy"], "run": run, "seed": config["seed"]}
-    build_federated(parts | world, WHERE)
-    make = build_workload({"workload": config["workload"], "seed": config["seed"]}, WHERE)
-    assert make is not None  # a [workload] is there
-    clients = len(make().client_samples())
-    tables = {name: config[name] for name in ("strategy", "workload", "targets", "deployment", "seed")} | {"run": run}
-    if refusal := build_parts(tables, WHERE).strategy.refusal(clients):
-        raise StudyError(f"{WHERE}: {refusal}")
+    parts = build_parts({**config, "run": run}, where)
+    clients = clients_of(config, where)
+    demand_settings(parts, clients, where)
+    if refusal := parts.strategy.refusal(clients):
+        raise StudyError(f"{where}: {refusal}")
     return clients
 
 
-def _next_steps(folder: Path, config: Mapping[str, Any]) -> str:
+def _next_steps(folder: Path, config: Mapping[str, Any], clients: int) -> str:
     app = shlex.quote(str(folder))
     lines = [
         f"{folder / 'pyproject.toml'} is written. With fedasync's Python environment first on PATH, on every machine:",
@@ -124,6 +119,7 @@ def _next_steps(folder: Path, config: Mapping[str, Any]) -> str:
         "# with other values",
         f"flwr run {app} SUPERLINK --run-config 'run.updates=20 deployment.poll_s=0.5'",
         "",
+        f"The workload has {clients} clients: partition-id is 0 to {clients - 1} (workload.clients sets their number).",
         f"The run is written to {config['out']!r} (key `out`) on the server's machine.",
     ]
     own = [value for value in (config["workload"]["kind"], config["strategy"]["name"]) if "." in value]

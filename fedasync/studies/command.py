@@ -16,16 +16,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-import fedasync
 from fedasync.report import brief_tables, ranking_tables, readable_rollouts, rich_table
 from fedasync.report.published import readable_published
 from fedasync.report.tightness import look
 from fedasync.runs.run import Run
 from fedasync.studies import store
 from fedasync.studies.calibration import ROOM, calibrated, calibration_text
-from fedasync.studies.errors import StudyError, did_you_mean
+from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import EARLY, Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
 from fedasync.studies.publish import STUDY, describe, finished_runs, load_runs, publish, recall, remember
+from fedasync.studies.shipped import files, find
 from fedasync.studies.study import SeedsUntil, Study, load
 
 MOST_LINES = 5
@@ -45,7 +45,7 @@ def run_study(
     Raises StudyError, with status 130 after Ctrl-C and 1 when the machine does not let it go on.
     """
     console, complaints = console_for_tables(), Console(stderr=True, soft_wrap=True)
-    path = find(name)
+    path = find(name, "sims", "study")
     study = load(path, changes, seeds)
     folder = out or Path("results") / study.name
     if study.calibrations:
@@ -148,7 +148,7 @@ def draw(folder: Path) -> None:
 def list_studies() -> None:
     """Print the studies that can be named."""
     table = Table("name", "runs", "title", "file")
-    for path in _studies().values():
+    for path in files("sims").values():
         try:
             study = load(path)
             most, rule = sum(1 for _ in study.plans()), study.header.seeds
@@ -157,27 +157,6 @@ def list_studies() -> None:
         except StudyError as error:
             table.add_row(path.stem, "?", escape(str(error)), str(path))
     console_for_tables().print(table)
-
-
-def find(name: str) -> Path:
-    """A study file by its path or name. Raises StudyError."""
-    path = Path(name)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    known = _studies()
-    if name not in known:
-        raise StudyError(f"no study is called {name!r}{did_you_mean(name, known)}")
-    return known[name]
-
-
-def _studies() -> dict[str, Path]:
-    """Studies of the working directory's sims/ before those that came with the package."""
-    package = Path(fedasync.__file__).parent
-    found: dict[str, Path] = {}
-    for folder in (Path("sims"), package.parent / "sims", package / "shipped_sims"):
-        for path in sorted(folder.glob("*.toml")):
-            found.setdefault(path.stem, path)
-    return found
 
 
 def execute_all(
@@ -262,17 +241,23 @@ def _show(folder: Path, description: Mapping[str, Any], console: Console) -> lis
     return runs
 
 
+def unfit_line(summary: Mapping[str, Any]) -> str | None:
+    """How many contributions were not fit for use, and what was wrong with the first; None where all were."""
+    if not summary["unfit_total"]:
+        return None
+    first = summary["unfit"][0]
+    who = f"client {first['client']}, lease {first['lease']}, at {first['time_s']:g} s"
+    return (
+        f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; the first, of {who}: "
+        f"{first['reason']}, {first['detail']}"
+    )
+
+
 def _oddity(run: Run) -> str | None:
     """What a finished run met that its user should know of."""
     summary = run.summary
-    if summary["unfit_total"]:
-        first = summary["unfit"][0]
-        who = f"client {first['client']}, lease {first['lease']}, at {first['time_s']:g} s"
-        return (
-            f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; "
-            f"the first, of {who}: "
-            f"{first['reason']}, {first['detail']}"
-        )
+    if line := unfit_line(summary):
+        return line
     if summary["versions"] == 0 and "rollouts" in summary:
         return f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s, ended: {summary['ended']}"
     if summary["versions"] == 0:

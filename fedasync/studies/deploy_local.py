@@ -13,14 +13,12 @@ from rich.console import Console
 from fedasync.runs.run import SUMMARY
 from fedasync.strategies import STRATEGIES
 from fedasync.studies import app_folder_command
-from fedasync.studies.app_folder_command import deployment_config
+from fedasync.studies.app_folder_command import check_deployment, deployment_config
 from fedasync.studies.command import console_for_tables, tell, why_ended
-from fedasync.studies.deployment import build_parts
 from fedasync.studies.errors import StudyError
 from fedasync.studies.experiment import oddity
 from fedasync.studies.experiment_file import Federation
 from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
-from fedasync.studies.measurements import clients_of, demand_settings
 from fedasync.studies.show import show_run
 
 WHERE = "deploy local"
@@ -82,14 +80,9 @@ def _config(clients: int, workload: str, strategy: str, changes: Sequence[str]) 
         config = deployment_config(workload, strategy, given)
     except StudyError as error:
         raise StudyError(str(error).replace(f"{app_folder_command.WHERE}: ", f"{WHERE}: ", 1)) from None
-    held = clients_of(config, WHERE)
+    held = check_deployment(config, WHERE)
     if held != clients:
         raise StudyError(f"{WHERE}: --clients {clients}, and the workload has {held} clients; the same would do")
-    run = {key: value for key, value in config["run"].items() if value is not None}
-    parts = build_parts({**config, "run": run}, WHERE)
-    demand_settings(parts, clients, WHERE)
-    if refusal := parts.strategy.refusal(clients):
-        raise StudyError(f"{WHERE}: {refusal}")
     return config
 
 

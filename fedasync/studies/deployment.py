@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedasync.core import Strategy
+from fedasync.core import Strategy, Tiers
+from fedasync.federated.arrays import WorkloadError
 from fedasync.federated.limits import Limits
 from fedasync.flower.configuration import EXPERIMENT, OUT, RESUME, without_ours
 from fedasync.flower.settings import DeploymentSettings
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class StudyPlace:
     """What a run belongs to: its study, its name there, and where it stands on the study's axes."""
 
     study: str = ""
@@ -68,10 +69,12 @@ def build_deployment(config: dict[str, Any], where: str) -> Deployment:
     parts = build_parts(asked, where)
     make = build_workload(asked, where)
     assert make is not None  # a [workload] is there
-    experiment = parse(Experiment, config.get(EXPERIMENT, {}), f"{where}: {EXPERIMENT}")
+    place = parse(StudyPlace, config.get(EXPERIMENT, {}), f"{where}: {EXPERIMENT}")
     out, resume = config.get(OUT), config.get(RESUME, False)
     if not isinstance(out, str) or not out:
         raise StudyError(f"{where}: {OUT}: got {out!r}; the folder of the run, on the server's machine, would do")
+    if not isinstance(resume, bool):
+        raise StudyError(f"{where}: {RESUME}: got {resume!r}; true or false would do")
     return Deployment(
         parts.strategy,
         make(),
@@ -80,9 +83,37 @@ def build_deployment(config: dict[str, Any], where: str) -> Deployment:
         parts.seed,
         parts.targets,
         Path(out),
-        bool(resume),
-        experiment.name,
-        experiment.study,
-        experiment.labels,
+        resume,
+        place.name,
+        place.study,
+        place.labels,
         {**asked, "versions": store.versions()},
     )
+
+
+def clients_of(config: dict[str, Any], where: str) -> int:
+    """How many clients hold the workload's data. Raises StudyError."""
+    make = build_workload({"workload": config["workload"], "seed": config["seed"]}, where)
+    assert make is not None  # a [workload] is there
+    try:
+        return len(make().client_samples())
+    except StudyError:
+        raise
+    except (ValueError, WorkloadError) as error:
+        raise StudyError(f"{where}: workload: {error}") from error
+
+
+def demand_settings(parts: DeploymentParts, clients: int, where: str) -> None:
+    """Raise StudyError for settings that do not fit the number of clients."""
+    settings = parts.settings
+    for name in ("work_s_by_client", "profile_s"):
+        listed = getattr(settings, name)
+        if listed is not None and len(listed) != clients:
+            raise StudyError(f"{where}: deployment.{name}: got {len(listed)} numbers for {clients} clients")
+    if settings.least_clients is not None and settings.least_clients > clients:
+        raise StudyError(f"{where}: deployment.least_clients = {settings.least_clients}, and there are {clients}")
+    if isinstance(parts.strategy.admission, Tiers) and settings.profile_s is None:
+        raise StudyError(
+            f"{where}: strategy {parts.strategy.name!r} sorts clients by speed: deployment.profile_s, the seconds that "
+            "each client's task is expected to take, is missing"
+        )

@@ -12,20 +12,20 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-import fedasync
 from fedasync.flower.configuration import EXPERIMENT
 from fedasync.flower.keeper import FAILURES
 from fedasync.report import brief_tables
 from fedasync.runs.run import Run
 from fedasync.studies import store
-from fedasync.studies.command import console_for_tables, tell, why_ended
-from fedasync.studies.errors import StudyError, did_you_mean
+from fedasync.studies.command import console_for_tables, tell, unfit_line, why_ended
+from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import EARLY
 from fedasync.studies.experiment_file import Experiment, load
 from fedasync.studies.experiment_prediction import predict
 from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
 from fedasync.studies.measurements import Measurement, measurements
 from fedasync.studies.publish import describe, publish, remember
+from fedasync.studies.shipped import find
 
 FEDERATION, PREDICTED = "federation", "predicted"
 """Folders beside the runs: logs of Flower's processes, and what was simulated."""
@@ -39,7 +39,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
     was started has ended by then.
     """
     console, complaints = console_for_tables(), Console(stderr=True, soft_wrap=True)
-    experiment = load(find(file), changes, seeds)
+    experiment = load(find(file, "experiments", "experiment"), changes, seeds)
     study = experiment.study
     folder = out or Path("results") / study.name
     runs = measurements(experiment, folder)
@@ -70,24 +70,6 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
             f"{why}; {there} of {len(runs)} runs are finished, and the same command goes on from there", status
         ) from None
     return 1 if errors or odd else 0
-
-
-def find(name: str) -> Path:
-    """An experiment file by its path, or by its name: in experiments/, or one that came with the package.
-
-    Raises StudyError.
-    """
-    path = Path(name)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    package = Path(fedasync.__file__).parent
-    known: dict[str, Path] = {}
-    for folder in (Path("experiments"), package.parent / "experiments", package / "shipped_experiments"):
-        for found in sorted(folder.glob("*.toml")):
-            known.setdefault(found.stem, found)
-    if name not in known:
-        raise StudyError(f"no experiment is called {name!r}{did_you_mean(name, known)}")
-    return known[name]
 
 
 def _make_all(
@@ -153,12 +135,8 @@ def _show(folder: Path, description: dict[str, Any], console: Console) -> list[R
 def oddity(run: Run) -> str | None:
     """What a finished run met that its user should know of."""
     summary = run.summary
-    if summary["unfit_total"]:
-        first = summary["unfit"][0]
-        return (
-            f"run {summary['run_id']}: {summary['unfit_total']} contributions were not fit for use; the first, of "
-            f"client {first['client']}: {first['reason']}, {first['detail']}"
-        )
+    if line := unfit_line(summary):
+        return line
     if failed := summary["ledger"]["failed"]:
         lost = ", ".join(f"{count} {reason}" for reason, count in failed.items())
         told = run.folder and run.folder / FAILURES

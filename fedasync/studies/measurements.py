@@ -6,14 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from fedasync.core import Tiers
-from fedasync.federated.arrays import WorkloadError
 from fedasync.simulation import Clients
 from fedasync.studies import store
-from fedasync.studies.build import build_workload
-from fedasync.studies.deployment import DeploymentParts, build_parts
+from fedasync.studies.deployment import build_parts, clients_of, demand_settings
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import checked
 from fedasync.studies.experiment_file import Experiment
@@ -81,31 +77,3 @@ def _checked(
     except metadata.PackageNotFoundError:
         raise StudyError("flwr is not installed; pip install 'fedasync[flower]' would do") from None
     return {**store.inputs(plan.config, *simulated.sources), "flwr": flower}
-
-
-def clients_of(config: dict[str, Any], where: str) -> int:
-    """How many clients hold the workload's data. Raises StudyError."""
-    make = build_workload({"workload": config["workload"], "seed": config["seed"]}, where)
-    assert make is not None  # a [workload] is there
-    try:
-        return len(make().client_samples())
-    except StudyError:
-        raise
-    except (ValueError, WorkloadError) as error:
-        raise StudyError(f"{where}: workload: {error}") from error
-
-
-def demand_settings(parts: DeploymentParts, clients: int, where: str) -> None:
-    """Raise StudyError for settings that do not fit the number of clients."""
-    settings = parts.settings
-    for name in ("work_s_by_client", "profile_s"):
-        listed = getattr(settings, name)
-        if listed is not None and len(listed) != clients:
-            raise StudyError(f"{where}: deployment.{name}: got {len(listed)} numbers for {clients} clients")
-    if settings.least_clients is not None and settings.least_clients > clients:
-        raise StudyError(f"{where}: deployment.least_clients = {settings.least_clients}, and there are {clients}")
-    if isinstance(parts.strategy.admission, Tiers) and settings.profile_s is None:
-        raise StudyError(
-            f"{where}: strategy {parts.strategy.name!r} sorts clients by speed: deployment.profile_s, the seconds that "
-            "each client's task is expected to take, is missing"
-        )

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import fedasync
 from fedasync.studies import store
 from fedasync.studies.command import console_for_tables, execute_all, why_ended
-from fedasync.studies.errors import StudyError, did_you_mean
+from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import Job, LostWorkerError, Outcome
 from fedasync.studies.plan_file import check_limits, load_plan
 from fedasync.studies.plan_pages import show_plan, write_plan
 from fedasync.studies.plan_search import search
 from fedasync.studies.plan_trials import Trials
 from fedasync.studies.plan_verdict import conclude
+from fedasync.studies.shipped import find
 
 
 def run_plan(name: str, changes: Sequence[str], processes: int | None, out: Path | None) -> int:
@@ -25,7 +25,7 @@ def run_plan(name: str, changes: Sequence[str], processes: int | None, out: Path
     Raises StudyError, with status 130 after Ctrl-C and 1 when the machine does not let it go on.
     """
     console = console_for_tables()
-    path = find_plan(name)
+    path = find(name, "sims/plans", "plan")
     plan = load_plan(path, changes)
     check_limits(plan)
     folder = out or Path("results") / "plans" / plan.name
@@ -57,18 +57,3 @@ def run_plan(name: str, changes: Sequence[str], processes: int | None, out: Path
     names = ", ".join(str(file.relative_to(folder)) for file in written if file.suffix != ".svg")
     console.print(f"{folder}: {names}", markup=False, highlight=False, soft_wrap=True)
     return 0 if verdict.best is not None else 1
-
-
-def find_plan(name: str) -> Path:
-    """A plan file by its path, or by its name in sims/plans. Raises StudyError."""
-    path = Path(name)
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    package = Path(fedasync.__file__).parent
-    known: dict[str, Path] = {}
-    for folder in (Path("sims"), package.parent / "sims", package / "shipped_sims"):
-        for file in sorted((folder / "plans").glob("*.toml")):
-            known.setdefault(file.stem, file)
-    if name not in known:
-        raise StudyError(f"no plan is called {name!r}{did_you_mean(name, known)}")
-    return known[name]

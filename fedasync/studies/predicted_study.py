@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import tomli_w
+
 from fedasync.runs.run import Run
 from fedasync.simulation import Settings
 from fedasync.studies.build import build_federated
 from fedasync.studies.errors import StudyError
 from fedasync.studies.run_folders import name_of
-from fedasync.studies.toml_text import toml_text
 
 
 def demand_configuration(runs: Sequence[Run]) -> None:
@@ -70,4 +71,4 @@ def study_tables(runs: Sequence[Run], population: Mapping[str, Any], silent_s: f
 def study_text(tables: Mapping[str, Any], comments: Sequence[str]) -> str:
     """The file, with what was fitted above it as comments."""
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    return f"{head}\n{toml_text(tables)}"
+    return f"{head}\n{tomli_w.dumps({name: table for name, table in tables.items() if table is not None})}"

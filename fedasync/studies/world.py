@@ -21,8 +21,8 @@ from fedasync.simulation.population import Clients
 from fedasync.simulation.refusals import check_turns, instant_refusal, realise
 from fedasync.studies.build import CLUSTER, build_world, is_cluster
 from fedasync.studies.cluster_world import show_cluster
-from fedasync.studies.command import find
 from fedasync.studies.errors import StudyError
+from fedasync.studies.shipped import find
 from fedasync.studies.study import apply_changes, load
 
 MOST_SEEDS = 5
@@ -37,7 +37,7 @@ def show_world(name: str, changes: Sequence[str], seeds: int | None, out: Path |
     Axes are left aside: the base configuration is what is drawn, with ``changes``. Only [population] is needed, and
     [workload] read where there is one. Raises StudyError.
     """
-    path = find(name)
+    path = find(name, "sims", "study")
     study = load(path, (), seeds)
     base = study.base
     apply_changes(base, (), changes)

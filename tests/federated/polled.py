@@ -111,7 +111,7 @@ class Polled:
         self.follow(self.coordinator.commit(self.now, measured))
 
     def save(self, folder: Path) -> None:
-        checkpoint.save(folder, self.coordinator, self.arrays.server, {"now": self.now}, rings=self.journal.rings)
+        checkpoint.save(folder, self.coordinator, self.arrays.server, rings=self.journal.rings)
 
     def state(self) -> Any:
         return state_of(self.coordinator, self.arrays)

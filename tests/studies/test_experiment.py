@@ -1,88 +1,27 @@
-"""Experiments: what is refused, the order of runs, what a prediction says of them; and some on real processes.
-
-``measured`` runs that need no process are simulated ones, in the places where Flower's would be.
-"""
+"""Experiments: what is refused, the order of runs, and runs that fail."""
 
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-import psutil  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
 from fedasync.flower.server_log import last_word
-from fedasync.report.prediction import SPEEDUP, Predicted, prediction_table, predictions
-from fedasync.report.spec import Report
-from fedasync.runs.exchanges import exchanges_of_log
 from fedasync.runs.run import Run
-from fedasync.simulation import simulate
 from fedasync.studies import experiment
-from fedasync.studies.build import build_federated
-from fedasync.studies.deploy_local import deploy_local
 from fedasync.studies.errors import StudyError
 from fedasync.studies.experiment_file import Federation, load
-from fedasync.studies.experiment_prediction import predict
 from fedasync.studies.flower_run import FailedRunError, LostFederationError
 from fedasync.studies.measurements import Measurement, measurements
 from fedasync.studies.study import RunPlan
 
-from .running import PROGRAM, apart, changed, moments, runs, summary
-
-EXPERIMENT = """
-[study]
-title = "small"
-seeds = 2
-
-[federation]
-clients = 4
-
-[deployment]
-work_s_by_client = [1.0, 1.0, 2.0, 6.0]
-
-[run]
-time_s = 200.0
-evaluate_every_s = 1.0
-stop_at_target = true
-
-[workload]
-kind = "quadratic"
-clients = 4
-centres = [1.0, 1.0, 1.0, 1.0]
-
-[targets]
-w = 0.9
-
-[[axis]]
-name = "strategy"
-points = [
-  { label = "FedAvg", strategy = { name = "fedavg", cohort = 4 } },
-  { label = "FedBuff", strategy = { name = "fedbuff", concurrency = 4, buffer_size = 2 } },
-]
-
-[prediction]
-calibrate_on = "FedAvg"
-
-[report]
-figures = []
-baseline = "FedAvg"
-"""
-REPORT = Report(figures=(), baseline="FedAvg")
-
-
-def read(tmp_path: Path, text: str = EXPERIMENT, *options: str) -> list[Measurement]:
-    """The runs of an experiment, checked."""
-    tmp_path.mkdir(exist_ok=True)
-    (tmp_path / "e.toml").write_text(text)
-    return measurements(load(tmp_path / "e.toml", options), tmp_path / "out")
-
+from .experiments import EXPERIMENT, measure, read
+from .running import changed
 
 # Refusals
 
@@ -267,216 +206,3 @@ def test_others_are_made_when_a_run_fails(
 )
 def test_the_last_word_of_a_server_is_one_line(log: str, said: str) -> None:
     assert last_word(log) == said
-
-
-# Prediction
-
-
-def measure(made: Measurement, slow: float = 1.0) -> Run:
-    """A run of clients that take 1, 1, 2 and 6 s a task, ``slow`` times as long, as if Flower had made it."""
-    config = {name: made.plan.config[name] for name in ("strategy", "workload", "run", "seed")}
-    population = {
-        "clients": 4,
-        "duration_s": {"kind": "constant", "value": slow},
-        "slowness": {"kind": "values", "values": [1.0, 1.0, 2.0, 6.0]},
-    }
-    parts = build_federated({**config, "population": population}, "test")
-    assert parts.workload is not None
-    run = simulate(
-        parts.strategy,
-        parts.population,
-        parts.workload(),
-        parts.settings,
-        seed=made.plan.seed,
-        target=made.plan.config["targets"],
-        name=made.folder.name,
-        labels=made.plan.labels,
-        config=made.plan.config,
-    )
-    run.tables = {**run.tables, "exchanges": exchanges_of_log(run.events, 8)}
-    run.save(made.folder)
-    return Run.load(made.folder)
-
-
-def row(rows: list[Predicted], series: str, quantity: str) -> Predicted:
-    (found,) = [one for one in rows if one.series == series and one.quantity == quantity]
-    return found
-
-
-def test_what_is_simulated_as_it_was_measured_has_no_error(tmp_path: Path) -> None:
-    made = [measure(one) for one in read(tmp_path)]
-    rows = predictions(made, made, REPORT, "FedAvg", 0.2)
-    assert all(one.error in (None, 0.0) for one in rows)
-    assert {one.total_variation for one in rows} == {None, 0.0}
-    assert {one.within for one in rows if one.series == "FedAvg"} == {None}
-    assert row(rows, "FedBuff", SPEEDUP).within is True
-    assert row(rows, "FedBuff", SPEEDUP).measured.seeds == 2
-
-
-def test_errors_are_relative_to_what_was_measured(tmp_path: Path) -> None:
-    fast, slow = ([measure(one, s) for one in read(tmp_path / n)] for s, n in ((2.0, "a"), (3.0, "b")))
-    rows = predictions(fast, slow, REPORT, "FedAvg", 0.2)
-    time = row(rows, "FedBuff", "time to w 0.9")
-    assert time.error == pytest.approx(0.5)
-    assert time.within is False
-    assert row(rows, "FedBuff", SPEEDUP).error == pytest.approx(0.0)  # all clients are slower alike
-    assert row(rows, "FedBuff", "updates a second").error == pytest.approx(1 / 1.5 - 1)
-
-
-def test_a_missed_target_is_said_and_never_averaged_away(tmp_path: Path) -> None:
-    short = changed(EXPERIMENT, ("time_s = 200.0", "time_s = 7.0"))
-    measured, predicted = (
-        [measure(one) for one in read(tmp_path / n, t)] for n, t in (("a", EXPERIMENT), ("b", short))
-    )
-    time = row(predictions(measured, predicted, REPORT, "FedAvg", 0.2), "FedAvg", "time to w 0.9")
-    assert time.measured.mean is not None
-    assert (time.predicted.mean, time.error, time.within) == (None, None, None)
-    assert "predicted: 2 of 2 seeds did not reach it" in time.note
-
-
-def test_the_table_has_a_row_a_series_and_quantity(tmp_path: Path) -> None:
-    made = [measure(one) for one in read(tmp_path)]
-    table = prediction_table(predictions(made, made, REPORT, "FedAvg", 0.2))
-    assert table.height == 7  # the baseline has no speed-up
-    assert table.schema["within"] == pl.Boolean
-    assert table.filter(pl.col("quantity") == SPEEDUP)["series"].to_list() == ["FedBuff"]
-
-
-def test_clients_are_fitted_to_one_series_and_predict_the_others(tmp_path: Path) -> None:
-    made = read(tmp_path)
-    for one in made:
-        measure(one)
-    out = tmp_path / "out"
-    rows = predict(load(tmp_path / "e.toml"), made, out, out / "predicted", "fedasync run e.toml", Console(quiet=True))
-    assert row(rows, "FedBuff", SPEEDUP).error == pytest.approx(0, abs=1e-6)
-    calibrated = (out / "predicted" / "predicted.toml").read_text()
-    assert "fedavg" in calibrated.lower()
-    assert "fedbuff" not in calibrated.lower()
-    assert len(runs(out / "predicted")) == 4
-    assert all(Run.load(run).config["run"]["cancelled_clients"] == "finish" for run in runs(out / "predicted").values())
-    assert (out / "figures" / "prediction.png").is_file()
-    assert pl.read_csv(out / "prediction.csv").height == len(rows)
-
-
-# One run on a local federation
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((0, "quadratic"), "--clients 0"),
-        ((2, "quadratics"), "deploy local: workload.kind: unknown name 'quadratics'"),
-        ((2, "quadratic", "fedbuf"), "deploy local: strategy.name: unknown name 'fedbuf'"),
-        ((2, "quadratic", "fedbuff", ["strategy.concurrency=3"]), "a concurrency of 3 can never be reached by 2"),
-        ((2, "quadratic", "fedbuff", ["workload.clients=3"]), "--clients 2, and the workload has 3 clients"),
-        ((2, "quadratic", "fedbuff", ["deployment.work_s_by_client=[1.0]"]), "got 1 numbers for 2 clients"),
-        ((2, "quadratic", "fedbuff", [], Path("e")), "e is there already"),
-    ],
-)
-def test_a_deployment_that_cannot_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "e").write_text("")
-    with pytest.raises(StudyError) as refusal:
-        deploy_local(*arguments)  # type: ignore[arg-type]
-    assert said in str(refusal.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["e"]
-
-
-# Real processes
-
-REAL = """
-[study]
-title = "real"
-seeds = 1
-
-[federation]
-clients = 2
-
-[run]
-updates = 3
-
-[workload]
-kind = "quadratic"
-clients = 2
-
-[strategy]
-name = "fedasync"
-concurrency = 2
-
-[report]
-figures = []
-"""
-
-
-def left_running(folder: Path) -> list[str]:
-    """Processes that were started by a federation below a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("FLWR_HOME", "").startswith(str(folder)):
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
-
-
-def test_an_experiment_runs_on_real_processes_and_not_twice(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(REAL)
-    first = apart("run", "e.toml", cwd=tmp_path, timeout_s=240)
-    assert (first.status, first.err) == (0, ""), first
-    assert "run 1 of 1: seed 0: updates at " in first.out
-    ((name, run),) = runs(tmp_path / "results/e").items()
-    told = summary(run)
-    assert (told["run_id"], told["study"], told["runtime"], told["consumed"]) == (name, "e", "flower", 3)
-    assert {"trace.json", "exchanges.parquet", "events.parquet", "events.bin"} <= {path.name for path in run.iterdir()}
-    assert left_running(tmp_path) == []
-    assert [path.name for path in (tmp_path / "results/e/runs").iterdir()] == [name]
-    before = moments(tmp_path / "results/e")
-    again = apart("run", "e.toml", cwd=tmp_path)
-    assert again.status == 0
-    assert "starting" not in again.out
-    assert moments(tmp_path / "results/e") == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_leaves_nothing_and_the_same_command_goes_on(
-    tmp_path: Path, until: Callable[..., None], number: int, status: int
-) -> None:
-    (tmp_path / "e.toml").write_text(changed(REAL, ("seeds = 1", "seeds = 2")))
-    folder = tmp_path / "results/e/runs"
-    with subprocess.Popen(
-        [PROGRAM, "run", "e.toml"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        until(lambda: len(list(folder.glob(".*.partial/events.bin"))) == len(list(folder.glob("[!.]*"))) == 1, process)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == status
-    (line,) = err.splitlines()
-    assert line.startswith("fedasync: ")
-    assert "1 of 2 runs are finished, and the same command goes on from there" in line
-    assert left_running(tmp_path) == []
-    assert len(list(folder.iterdir())) == 1
-    before = moments(tmp_path / "results/e")
-    assert apart("run", "e.toml", cwd=tmp_path, timeout_s=300).status == 0
-    after = moments(tmp_path / "results/e")
-    assert before.items() <= after.items()
-    assert len(runs(tmp_path / "results/e")) == 2
-    assert left_running(tmp_path) == []
-
-
-@pytest.fixture
-def until() -> Callable[..., None]:
-    """Wait until something happened while a process goes on."""
-    import time
-
-    def wait(happened: Callable[[], object], process: subprocess.Popen[str]) -> None:
-        end_s = time.monotonic() + 300
-        while not happened():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < end_s
-            time.sleep(0.1)
-
-    return wait

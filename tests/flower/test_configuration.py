@@ -13,7 +13,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedasync.apps.configuration import Value, flatten, unflatten, without_ours
+from fedasync.flower.configuration import Value, flatten, unflatten, without_ours
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
