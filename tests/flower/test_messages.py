@@ -116,7 +116,7 @@ def test_sending_leaves_a_tensor_as_it_was() -> None:
     assert values.tolist() == [0, 1, 2, 3]
 
 
-def test_a_model_of_50_mb_is_copied_once_on_each_side(over_the_wire: Wire) -> None:
+def test_a_model_of_50_mb_takes_one_copy_of_python_memory_to_send_and_none_to_read(over_the_wire: Wire) -> None:
     model = Model.from_tensors({"w": torch.randn(12_500_000)})
     tracemalloc.start()
     content = task_record(Task(3, model, 0), LEASE)

@@ -63,12 +63,12 @@ def test_whatever_a_process_began_ends_with_it(
     members = family([service.process])
     assert len(members) == 2
     if how == "end":
-        end([service.process], 0.3)
+        end([service.process], 5.0 if child == SLEEP else 0.3)
         service.reap()
     else:
         service.kill()
     assert not any(map(is_running, members))
-    assert service.status in (-signal.SIGTERM, -signal.SIGKILL)
+    assert service.status == (-signal.SIGTERM if how == "end" else -signal.SIGKILL)
 
 
 def test_what_a_dead_process_left_behind_is_found_by_its_number_and_address(begin: Callable[..., Service]) -> None:
@@ -166,6 +166,23 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path, beg
     try:
         end_leftovers(tmp_path, 0.3)
         assert is_running(stranger.process)
+    finally:
+        end(real, 0.3)
+
+
+def test_a_process_that_began_at_another_time_is_left_alone(tmp_path: Path) -> None:
+    """With the number and the command that were written down."""
+    crashed_owner(tmp_path)
+    path = tmp_path / PROCESSES
+    content = json.loads(path.read_text())
+    real = [psutil.Process(known["pid"]) for known in content["processes"]]
+    for known in content["processes"]:
+        known["began_s"] -= 60.0
+    content |= {"pids": [], "addresses": []}
+    path.write_text(json.dumps(content))
+    try:
+        assert end_leftovers(tmp_path, 0.3) == []
+        assert all(map(is_running, real))
     finally:
         end(real, 0.3)
 

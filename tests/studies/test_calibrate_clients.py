@@ -43,9 +43,11 @@ def own_means_s(config: dict[str, Any], seed: int) -> list[float]:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.kind)
 def test_a_law_is_found_again_within_its_sampling_error(law: Any) -> None:
     n = 4000
-    found = fit([law.quantile(u) for u in np.random.default_rng(3).uniform(size=n)])
+    observed = [law.quantile(u) for u in np.random.default_rng(3).uniform(size=n)]
+    found = fit(observed)
     assert found.law.kind == law.kind
     error = found.standard_error or 0.0
+    assert error == pytest.approx(float(np.std(observed, ddof=1)) / np.sqrt(n))
     assert abs(found.mean - law.mean) <= 4 * error
     if isinstance(found.law, Lognormal):
         assert abs(found.law.sigma - law.sigma) < 4 * law.sigma / np.sqrt(2 * n)
@@ -186,6 +188,10 @@ def test_bytes_cost_time_where_sizes_differ(tmp_path: Path) -> None:
     recorded(tmp_path / "real", change=sized)
     calibrate([tmp_path / "real"], tmp_path / "out")
     assert account(tmp_path / "out")["slopes"]["overhead_s_per_byte"]["value"] == pytest.approx(0.001)
+    population = predicted(tmp_path / "out")["population"]
+    assert population["model_bytes"] == pytest.approx(2000, rel=0.02)
+    rates = population["downlink_bytes_per_second"]["values"]
+    assert [population["model_bytes"] / rate for rate in rates] == pytest.approx([4.0] * len(rates), rel=0.02)
 
 
 def test_silent_clients_give_a_crash_probability_and_a_time_out(
