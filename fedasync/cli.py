@@ -107,7 +107,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 … N − 1 instead of the file's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results (default: results/NAME).")] = None,
 ) -> None:
-    """Run an experiment for real, on a Flower federation of this machine; finished runs are not made again."""
+    """Run an experiment for real, on processes of this machine; finished runs are not made again."""
     from fedasync.studies.experiment import run_experiment
 
     raise typer.Exit(run_experiment(experiment, changes or [], seeds, out))
@@ -148,12 +148,34 @@ def replay(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's fold
 @app.command()
 def calibrate(
     runs: Runs,
+    probe: Annotated[
+        bool,
+        typer.Option(help="Real runs on prompts: measure how generating and training slow each other on this machine."),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder (default: results/calibrated/RUN).")] = None,
 ) -> None:
-    """Fit the simulator's clients to recorded runs, and write a study that predicts."""
-    from fedasync.studies.calibrate_clients import calibrate
+    """Fit the simulator to recorded runs, and write a study that predicts."""
+    from fedasync.studies.calibrate_command import calibrate
 
-    raise typer.Exit(calibrate(runs, out))
+    raise typer.Exit(calibrate(runs, out, probe=probe))
+
+
+@app.command()
+def predict(
+    runs: Runs,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set strategy.eta=4. Repeatable."),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option(help="Measure how generating and training slow each other on this machine.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder (default: results/predicted/RUN).")] = None,
+) -> None:
+    """Fit the simulator to real runs on prompts, and say how another configuration would go."""
+    from fedasync.studies.predict_command import predict
+
+    raise typer.Exit(predict(runs, changes or [], out, probe=probe))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
 _GOLD = 0x9E3779B97F4A7C15
+_WIDE_GOLD = np.uint64(_GOLD)
 
 
 class Stream:
@@ -68,6 +69,37 @@ class Stream:
     def seed(self, a: int, b: int = 0) -> int:
         """A seed for a generator: 0 ≤ seed < 2^63."""
         return self.bits(a, b) >> 1
+
+
+class Draws:
+    """Uniform numbers keyed by any number of integers ≥ 0, many at a time: one round of the finaliser an index."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._key = np.uint64(Stream(seed, name).bits(0))
+
+    def bits(self, *indices: int | NDArray[np.int64]) -> NDArray[np.uint64]:
+        """64 random bits for each of the indices, which broadcast; at least one of them has a dimension."""
+        z = np.full(1, self._key)
+        for index in indices:
+            z = z + (np.atleast_1d(np.asarray(index)).astype(np.uint64) + np.uint64(1)) * _WIDE_GOLD
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z ^= z >> np.uint64(31)
+        return z
+
+    def uniform(self, *indices: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Numbers in the open interval (0, 1)."""
+        found: NDArray[np.float64] = ((self.bits(*indices) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return found
+
+    def normal(self, *indices: int | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Standard normal scores of the same numbers."""
+        from scipy.special import ndtri
+
+        found: NDArray[np.float64] = ndtri(self.uniform(*indices))
+        return found
 
 
 def _first_round(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

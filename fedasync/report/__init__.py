@@ -9,6 +9,8 @@ from fedasync.report.arrangement import Runs
 from fedasync.report.cluster_figures import length_bias, shares, staleness_kinds
 from fedasync.report.cluster_timeline import cluster_timeline
 from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.final_by_axis import final_by_axis, final_table, readable_final
+from fedasync.report.learning_curves import learning_curves
 from fedasync.report.paired import Difference, Speedup, paired_difference, paired_speedup
 from fedasync.report.ranking import ranking_table, ranking_tables, readable_ranking
 from fedasync.report.ranking_figure import ranking
@@ -33,6 +35,9 @@ __all__ = [
     "band",
     "brief_tables",
     "cluster_timeline",
+    "final_by_axis",
+    "final_table",
+    "learning_curves",
     "length_bias",
     "markdown",
     "mean_interval",
@@ -42,6 +47,7 @@ __all__ = [
     "ranking",
     "ranking_table",
     "ranking_tables",
+    "readable_final",
     "readable_ranking",
     "readable_rollouts",
     "readable_table",

@@ -67,8 +67,8 @@ class Arrangement:
 
     @property
     def clock(self) -> str:
-        """What time is in these runs: ``virtual time``, or ``wall-clock time`` where all were made on Flower."""
-        return "wall-clock time" if all(run.summary.get("runtime") == "flower" for run in self.runs) else "virtual time"
+        """What time is in these runs: ``virtual time``, or ``wall-clock time`` where all were made for real."""
+        return "wall-clock time" if all(run.summary.get("runtime") for run in self.runs) else "virtual time"
 
     def facet_title(self, facet: Facet) -> str:
         """The facet in words, leaving out axes that do not vary; a label that is more than a number needs no axis."""

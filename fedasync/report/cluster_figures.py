@@ -21,6 +21,8 @@ PARTS = {
         "training": style.GOOD,
         "syncing": "#E69F00",
         "switching": "#CC79A7",
+        "saving": "#56B4E9",
+        "evaluating": "#009E73",
         "down": "#7A1F5C",
         "waiting": style.IDLE,
     },

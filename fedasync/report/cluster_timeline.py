@@ -43,6 +43,8 @@ class Step(NamedTuple):
     committed_s: float
     syncing_s: float
     switching_back_s: float
+    saving_s: float
+    evaluating_s: float
     waiting_s: float
     lost_s: float
     down_s: float
@@ -52,7 +54,8 @@ class Step(NamedTuple):
     @property
     def parts(self) -> list[tuple[str, float]]:
         """What it did, as in the shares of its time, and for how long; in order, what took no time left out."""
-        names = ("syncing", "switching", "waiting", "training", "down", "training", "switching")
+        before = ("syncing", "switching", "saving", "evaluating", "waiting")
+        names = (*before, "training", "down", "training", "switching")
         return [(name, seconds) for name, seconds in zip(names, self[1:], strict=True) if seconds > 0]
 
 
@@ -112,7 +115,7 @@ def cluster_timeline(
         servers.set_ylabel("servers" if len(lane) <= most else f"{most} of {len(lane)}\nservers")
         servers.set_yticks([])
         servers.set_xlim(*window)
-    grid[-1].set_xlabel("virtual time (s)")
+    grid[-1].set_xlabel(f"{shown.clock} (s)")
 
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
@@ -143,7 +146,7 @@ def steps(run: Run) -> list[Step]:
     """What the trainer did for each version, by the run's metrics; a metric that is not there counts 0."""
     import polars as pl
 
-    names = ("sync_s", "switch_s", "wait_s", "lost_s", "down_s", "train_s")
+    names = ("sync_s", "switch_s", "save_s", "evaluate_s", "wait_s", "lost_s", "down_s", "train_s")
     table = run.metrics.filter(pl.col("name").is_in(names))
     found: dict[int, tuple[float, dict[str, float]]] = {}
     for time_s, version, name, value in table.select("time_s", "version", "name", "value").iter_rows():
@@ -151,10 +154,11 @@ def steps(run: Run) -> list[Step]:
     done = []
     first_s = None
     for committed_s, known in found.values():
-        sync_s, switch_s, wait_s, lost_s, down_s, train_s = (known.get(name, 0.0) for name in names)
+        sync_s, switch_s, save_s, evaluate_s, wait_s, lost_s, down_s, train_s = (known.get(name, 0.0) for name in names)
         first_s = switch_s if first_s is None else first_s  # before the first step nothing had to switch back
         last_s = min(first_s, switch_s)
-        done.append(Step(committed_s, sync_s, switch_s - last_s, wait_s, lost_s, down_s, train_s, last_s))
+        between = (save_s, evaluate_s, wait_s, lost_s, down_s)
+        done.append(Step(committed_s, sync_s, switch_s - last_s, *between, train_s, last_s))
     return done
 
 

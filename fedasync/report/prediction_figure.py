@@ -16,7 +16,13 @@ MEASURED, PREDICTED = style.GOOD, "#E69F00"
 
 
 @style.styled
-def prediction_figure(rows: Sequence[Predicted], base: str, tolerance: float, command: str = "") -> Figure:
+def prediction_figure(
+    rows: Sequence[Predicted],
+    base: str,
+    tolerance: float,
+    command: str = "",
+    fitted: str = "Simulated clients were",
+) -> Figure:
     """A panel for times and one for speed-ups over ``base``: what was measured, and below it what was predicted.
 
     Bars are means over seeds, whiskers go from the least to the greatest; the error stands beside.
@@ -40,7 +46,7 @@ def prediction_figure(rows: Sequence[Predicted], base: str, tolerance: float, co
     seeds = max((row.measured.seeds for row in rows), default=0)
     style.small_print(
         figure,
-        f"Simulated clients were fitted to the measured runs of {base} alone.",
+        f"{fitted} fitted to the measured runs of {base} alone.",
         "Bars: means (of speed-ups geometric ones, paired by seed); whiskers: least … greatest over "
         f"{seeds} seeds; beside them predicted/measured − 1."
         if seeds > 1

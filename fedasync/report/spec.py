@@ -20,6 +20,8 @@ FigureName = Literal[
     "length_bias",
     "staleness_kinds",
     "cluster_timeline",
+    "learning_curves",
+    "final_by_axis",
 ]
 
 
@@ -98,7 +100,7 @@ class Report:
     series: the axis whose labels are lines and bars.
     facets: axes that make panels, in this order; axes named nowhere are appended.
     baseline: the label on ``series`` that speed-ups refer to.
-    x_axis: the axis along x in ``speedup_by_axis`` and ``throughput_by_axis``.
+    x_axis: the axis along x in ``speedup_by_axis``, ``throughput_by_axis`` and ``final_by_axis``.
     timeline_s: from, to (virtual seconds) in ``timeline``; None shows a few leases and versions from time 0 on.
     timeline_facet: a label for each facet axis, saying which panel ``timeline`` shows; empty takes the first.
     timeline_lanes: lanes a panel of ``timeline`` has at most.
@@ -135,7 +137,7 @@ class Report:
         for figure in ("speedup", "speedup_by_axis"):
             if figure in self.figures and self.baseline is None:
                 raise ValueError(f"report.baseline: figure {figure!r} needs one; give a label of axis {self.series!r}")
-        for figure in ("speedup_by_axis", "throughput_by_axis"):
+        for figure in ("speedup_by_axis", "throughput_by_axis", "final_by_axis"):
             if figure in self.figures and self.x_axis is None:
                 raise ValueError(f"report.x_axis: figure {figure!r} needs one; give the name of an axis")
         if self.throughput == "speedup" and self.baseline is None:

@@ -16,6 +16,8 @@ from fedasync.report.cluster import is_cluster
 from fedasync.report.cluster_figures import length_bias, shares, staleness_kinds
 from fedasync.report.cluster_timeline import cluster_timeline
 from fedasync.report.figures import metric_over_time, staleness, utilisation
+from fedasync.report.final_by_axis import FINAL_LEGEND, final_by_axis, final_table, readable_final
+from fedasync.report.learning_curves import learning_curves
 from fedasync.report.published import beside, order_text, published_table, readable_published
 from fedasync.report.ranking import ranking_table, readable_ranking
 from fedasync.report.ranking_figure import ranking
@@ -50,9 +52,10 @@ def write_report(
     ``command`` repeats the study and stands in every figure. ``ceilings`` (label of the x axis → bound) go to
     ``speedup_by_axis``, which is drawn once more for each other baseline that a claim names; the table ``claims``
     says where published figures are reached; ``ranking`` is a table too, and is drawn once more by time where there
-    is a target. Where all runs are a cluster's, the table ``rollouts`` is written, and ``shares`` stands in for
-    ``utilisation``. ``report.published`` makes the table ``published``, below which ``calibration`` says what was
-    fitted. ``extra_tables`` are written as NAME.csv and NAME.md; ``note`` stands below the table.
+    is a target; ``final_by_axis`` is the table ``final`` too. Where all runs are a cluster's, the table ``rollouts`` is
+    written, and ``shares`` stands in for ``utilisation``. ``report.published`` makes the table ``published``, below
+    which ``calibration`` says what was fitted. ``extra_tables`` are written as NAME.csv and NAME.md; ``note`` stands
+    below the table.
     The same runs give the same bytes. Raises ValueError, before anything is written, for names that do not exist.
     """
     shown = arrange(runs, report)
@@ -72,6 +75,8 @@ def write_report(
         "length_bias": length_bias,
         "staleness_kinds": staleness_kinds,
         "cluster_timeline": cluster_timeline,
+        "learning_curves": learning_curves,
+        "final_by_axis": final_by_axis,
     }
     of_a_cluster = all(is_cluster(run) for run in shown.runs)
     asked = ["shares" if name == "utilisation" and of_a_cluster else name for name in report.figures]
@@ -92,6 +97,9 @@ def write_report(
     if "ranking" in report.figures:
         page = f"# {title}: ranking\n\n{markdown(readable_ranking(runs, report))}\n{RANKING_LEGEND}\n\n`{command}`\n"
         written += write_table(ranking_table(runs, report), folder, "ranking", page)
+    if "final_by_axis" in report.figures:
+        page = f"# {title}: in the end\n\n{markdown(readable_final(runs, report))}\n{FINAL_LEGEND}\n\n`{command}`\n"
+        written += write_table(final_table(runs, report), folder, "final", page)
     if of_a_cluster:
         page = f"# {title}: rollouts\n\n{markdown(readable_rollouts(runs, report))}\n{ROLLOUTS_LEGEND}\n\n`{command}`\n"
         written += write_table(rollouts_table(runs, report), folder, "rollouts", page)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
-
-from fedasync.simulation.cluster.prompts import Group, PromptStream
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 
 class Asked(NamedTuple):
@@ -19,11 +18,24 @@ class Asked(NamedTuple):
     """How many of its attempts before were the prompt's own failures."""
 
 
+class Order(Protocol):
+    """A data set's order (`PromptOrder`)."""
+
+    @property
+    def count(self) -> int | None:
+        """Prompts of the data set; None: without end."""
+        ...
+
+    def prompt_at(self, position: int) -> tuple[int, int] | None:
+        """The prompt at a place ≥ 0, and its epoch; None when the data are exhausted."""
+        ...
+
+
 class PromptQueue:
     """The prompts of a run. One whose group failed ``most_attempts`` times is given up."""
 
-    def __init__(self, stream: PromptStream, most_attempts: int) -> None:
-        self._stream = stream
+    def __init__(self, order: Order, most_attempts: int) -> None:
+        self._order = order
         self._most_attempts = most_attempts
         self._position = 0
         self._again: deque[Asked] = deque()
@@ -37,7 +49,7 @@ class PromptQueue:
         while (asked := self._first()) is not None and has_to_wait(asked.prompt):
             passed_over.append(asked)
             waiting.add(asked.prompt)
-            if len(waiting) == self._stream.count:  # another epoch would bring the same ones
+            if len(waiting) == self._order.count:  # another epoch would bring the same ones
                 asked = None
                 break
         self._again.extendleft(reversed(passed_over))
@@ -55,14 +67,28 @@ class PromptQueue:
         self._again.append(asked._replace(attempt=asked.attempt + 1, failures=failures))
         return None
 
-    def group(self, asked: Asked) -> Group:
-        """What comes of it."""
-        return self._stream.group(asked.prompt, asked.epoch, asked.attempt)
+    def upcoming(self, count: int) -> list[tuple[int, int]]:
+        """The next prompts and their epochs, as far as can be seen now, without taking them."""
+        found = [(asked.prompt, asked.epoch) for asked in islice(self._again, count)]
+        position = self._position
+        while len(found) < count and (place := self._order.prompt_at(position)) is not None:
+            found.append(place)
+            position += 1
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, for a snapshot."""
+        return {"position": self._position, "again": [list(asked) for asked in self._again], "over": self.exhausted}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._position, self.exhausted = state["position"], state["over"]
+        self._again = deque(Asked(*fields) for fields in state["again"])
 
     def _first(self) -> Asked | None:
         if self._again:
             return self._again.popleft()
-        found = self._stream.prompt_at(self._position)
+        found = self._order.prompt_at(self._position)
         if found is None:
             self.exhausted = True
             return None

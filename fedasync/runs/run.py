@@ -13,8 +13,9 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fedasync.runs import exchanges
+from fedasync.runs import exchanges, iterations
 from fedasync.runs.exchanges import EXCHANGES
+from fedasync.runs.iterations import ITERATIONS
 from fedasync.runs.record import Record
 from fedasync.runs.rows import CHUNK
 
@@ -37,9 +38,9 @@ EVENTS, METRICS, ROLLOUTS, SUMMARY, CONFIG, MODEL = (
 class Run:
     """One run of one strategy on one world with one seed.
 
-    ``events`` and ``metrics`` are tables of docs/log.md, as are ``rollouts``, which only runs of a cluster have, and
-    ``exchanges``, which only deployments have; ``summary`` holds what is derived from them, and ``config`` what was
-    asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and ``read_events`` take
+    ``events`` and ``metrics`` are tables of docs/log.md, as are ``rollouts``, which only runs on prompts have,
+    ``iterations``, which only real ones of them have, and ``exchanges`` of deployments; ``summary`` holds what is derived
+    from them, and ``config`` what was asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and ``read_events`` take
     what is wanted of it. ``last_model`` is the last version as it comes out of a run; read ``model``, which also finds
     it in the folder. ``record`` is the log as a runtime left it.
     """
@@ -125,6 +126,13 @@ class Run:
         return exchanges.read(self.folder)
 
     @cached_property
+    def iterations(self) -> pl.DataFrame | None:
+        """A row a decoding step of a rollout worker; None for a run without. Raises ValueError when unreadable."""
+        if "iterations" in self.tables:
+            return self.tables["iterations"]
+        return None if self.folder is None else iterations.read(self.folder)
+
+    @cached_property
     def model(self) -> Model | None:
         """The last version; None for a timing-only run."""
         if self.last_model is not None or self.folder is None or not (self.folder / MODEL).is_file():
@@ -162,8 +170,8 @@ class Run:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         model, metrics, events = self.model, self.metrics, self.scan_events()  # of what may lie in this very folder
-        rollouts, exchanged = self.rollouts, self.exchanges
-        for stale in (SUMMARY, MODEL, ROLLOUTS, EXCHANGES):
+        rollouts, exchanged, decoded = self.rollouts, self.exchanges, self.iterations
+        for stale in (SUMMARY, MODEL, ROLLOUTS, EXCHANGES, ITERATIONS):
             (folder / stale).unlink(missing_ok=True)
         write(folder / CONFIG, _json(self.config))
         write_table(folder / EVENTS, events)
@@ -172,6 +180,8 @@ class Run:
             write_table(folder / ROLLOUTS, rollouts.lazy())
         if exchanged is not None:
             write_table(folder / EXCHANGES, exchanged.lazy())
+        if decoded is not None:
+            write_table(folder / ITERATIONS, decoded.lazy())
         if model is not None:
             write(folder / MODEL, model.to_bytes())
         write(folder / SUMMARY, _json(self.summary))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedasync.core import Strategy
 from fedasync.simulation import Population, Settings
 from fedasync.simulation.cluster import Cluster, ClusterSettings, Faults, Prompts
 from fedasync.strategies import STRATEGIES
-from fedasync.studies.errors import StudyError, did_you_mean, parse
+from fedasync.studies import federated_ppo
+from fedasync.studies.errors import StudyError, parse
+from fedasync.studies.named import named, without
+from fedasync.studies.problem_tables import PROBLEM, build_problem, problem_sources, refuse_unevaluated
 from fedasync.workloads import (
     DatasetFolder,
     Digits,
@@ -24,10 +26,16 @@ from fedasync.workloads import (
     Workload,
 )
 
-POPULATION, CLUSTER = ("population", "workload"), ("cluster", "prompts", "faults")
-"""Tables of a run on federated clients, and of one on a cluster."""
+if TYPE_CHECKING:
+    from fedasync.rl.problem import Problem
+    from fedasync.simulation.cluster.learning import Learning
 
-WORKLOADS = {
+__all__ = ["ClusterParts", "Parts", "WorldParts", "build", "build_problem"]
+
+POPULATION, CLUSTER = ("population", "workload"), ("cluster", "prompts", "faults", *PROBLEM)
+"""Tables of a run on federated clients, and of one on a cluster, where a policy may learn."""
+
+WORKLOADS: dict[str, Callable[..., Any]] = {
     "digits": Digits,
     "quadratic": Quadratic,
     "mnist": Mnist,
@@ -35,8 +43,9 @@ WORKLOADS = {
     "shakespeare": Shakespeare,
     "tabular": Tabular,
     "hf_datasets": DatasetFolder,
+    "federated_ppo": federated_ppo.federated_ppo,
 }
-"""``kind`` in a study file → class."""
+"""``kind`` in a study file → class, or function."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class ClusterParts:
-    """What ``simulate_cluster`` takes; ``sources`` as in ``Parts``: the strategy's function."""
+    """What ``simulate_cluster`` takes; ``sources`` as in ``Parts``.
+
+    ``problem`` is what is learnt, and ``learning`` makes its learner for the run's seed; None for timing only.
+    """
 
     strategy: Strategy
     cluster: Cluster
@@ -71,6 +83,8 @@ class ClusterParts:
     faults: Faults
     settings: ClusterSettings
     sources: tuple[object, ...]
+    problem: Problem | None = None
+    learning: Callable[[], Learning] | None = None
 
 
 def build(config: dict[str, Any], where: str) -> Parts | ClusterParts:
@@ -97,35 +111,74 @@ def _listed(tables: list[str]) -> str:
 def build_federated(config: dict[str, Any], where: str) -> Parts:
     """Read the configuration of a run on a population. Raises StudyError; a workload is checked when it is made."""
     _demand_tables(config, ("strategy", "population", "run"), where)
-    row, strategy = _row(config, where)
+    row, strategy = build_strategy_row(config, where)
     world = build_world(config, where)
     settings = parse(Settings, config["run"], f"{where}: run")
     return Parts(strategy, world.population, settings, world.workload, (row, *world.sources))
 
 
 def build_cluster(config: dict[str, Any], where: str) -> ClusterParts:
-    """Read the configuration of a run on a cluster. Raises StudyError."""
+    """Read the configuration of a run on a cluster. Raises StudyError; a policy is made when it is to learn."""
     _demand_tables(config, ("strategy", "cluster", "prompts", "run"), where)
-    row, strategy = _row(config, where)
-    cluster, prompts, faults = build_cluster_world(config, where)
+    row, strategy = build_strategy_row(config, where)
+    problem = _problem(config, where)
+    cluster, prompts, faults = build_cluster_world(config, where, problem)
     settings = parse(ClusterSettings, config["run"], f"{where}: run")
-    return ClusterParts(strategy, cluster, prompts, faults, settings, (row,))
+    if problem is None:
+        return ClusterParts(strategy, cluster, prompts, faults, settings, (row,))
+    refuse_unevaluated(problem, config.get("targets", {}), settings.evaluate_every, where)
+    if "seed" not in config:
+        raise StudyError(f"{where}: seed: this key is missing")
+    sources = (row, *problem_sources(config, where))
+    learning = _learning(problem, config["seed"], prompts.answers)
+    return ClusterParts(strategy, cluster, prompts, faults, settings, sources, problem, learning)
 
 
-def build_cluster_world(config: dict[str, Any], where: str) -> tuple[Cluster, Prompts, Faults]:
-    """Read what a cluster is, what it is asked and what goes wrong in it, whatever its strategy. Raises StudyError."""
+def build_cluster_world(
+    config: dict[str, Any], where: str, problem: Problem | None = None
+) -> tuple[Cluster, Prompts, Faults]:
+    """Read what a cluster is, what it is asked and what goes wrong in it, whatever its strategy. Raises StudyError.
+
+    Where a policy learns, the prompts are those of its task.
+    """
     _demand_tables(config, ("cluster", "prompts"), where)
+    problem = problem or _problem(config, where)
+    prompts = config["prompts"] if problem is None else _of_task(config["prompts"], problem.environment.prompts, where)
     return (
         parse(Cluster, config["cluster"], f"{where}: cluster"),
-        parse(Prompts, config["prompts"], f"{where}: prompts"),
+        parse(Prompts, prompts, f"{where}: prompts"),
         parse(Faults, config.get("faults", {}), f"{where}: faults"),
     )
 
 
-def _row(config: dict[str, Any], where: str) -> tuple[Callable[..., Any], Strategy]:
+def _problem(config: dict[str, Any], where: str) -> Problem | None:
+    """What is learnt; None where no table speaks of it."""
+    return build_problem(config, where) if any(table in config for table in PROBLEM) else None
+
+
+def _of_task(table: dict[str, Any], count: int | None, where: str) -> dict[str, Any]:
+    """[prompts] with the number of the task's prompts, which is told once."""
+    if "prompt_tokens" in table:
+        raise StudyError(f"{where}: prompts.prompt_tokens is what the task says, where a policy learns; leave it out")
+    if "count" in table and table["count"] != count:
+        there = "prompts without end" if count is None else f"{count} prompts"
+        raise StudyError(f"{where}: prompts.count: got {table['count']!r}, and the task has {there}; leave it out")
+    return table if count is None else {**table, "count": count}
+
+
+def _learning(problem: Problem, seed: int, answers: int) -> Callable[[], Learning]:
+    def learning() -> Learning:
+        from fedasync.rl.virtual import VirtualLearner
+
+        return VirtualLearner(problem, seed, answers)
+
+    return learning
+
+
+def build_strategy_row(config: dict[str, Any], where: str) -> tuple[Callable[..., Any], Strategy]:
     """The function of the strategy table, or the user's own, and the strategy that it makes."""
-    row = _named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
-    return row, _strategy(row, _without(config["strategy"], "name"), f"{where}: strategy")
+    row = named(config["strategy"].get("name"), STRATEGIES, f"{where}: strategy.name")
+    return row, _strategy(row, without(config["strategy"], "name"), f"{where}: strategy")
 
 
 def build_world(config: dict[str, Any], where: str) -> WorldParts:
@@ -134,14 +187,17 @@ def build_world(config: dict[str, Any], where: str) -> WorldParts:
     population = parse(Population, config["population"], f"{where}: population")
     if "workload" not in config:
         return WorldParts(population, None, ())
-    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
-    workload = _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
-    return WorldParts(population, workload, (kind,))
+    kind = named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
+    workload = _workload(kind, without(config["workload"], "kind"), config["seed"], f"{where}: workload")
+    learnt = (
+        federated_ppo.sources(config["workload"], f"{where}: workload") if kind is WORKLOADS["federated_ppo"] else ()
+    )
+    return WorldParts(population, workload, (kind, *learnt))
 
 
 def build_strategy(config: dict[str, Any], where: str) -> Strategy:
     """Read a run's strategy. Raises StudyError."""
-    return _row(config, where)[1]
+    return build_strategy_row(config, where)[1]
 
 
 def build_workload(config: dict[str, Any], where: str) -> Callable[[], Workload] | None:
@@ -151,8 +207,8 @@ def build_workload(config: dict[str, Any], where: str) -> Callable[[], Workload]
         return None
     if "seed" not in config:
         raise StudyError(f"{where}: seed: this key is missing")
-    kind = _named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
-    return _workload(kind, _without(config["workload"], "kind"), config["seed"], f"{where}: workload")
+    kind = named(config["workload"].get("kind"), WORKLOADS, f"{where}: workload.kind")
+    return _workload(kind, without(config["workload"], "kind"), config["seed"], f"{where}: workload")
 
 
 def _demand_tables(config: dict[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -162,10 +218,6 @@ def _demand_tables(config: dict[str, Any], names: tuple[str, ...], where: str) -
     for table, value in config.items():
         if table not in ("targets", "seed") and not isinstance(value, dict):
             raise StudyError(f"{where}: {table}: got {value!r}; a table would do")
-
-
-def _without(table: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if name != key}
 
 
 def _strategy(make: Callable[..., Any], table: dict[str, Any], where: str) -> Strategy:
@@ -192,26 +244,3 @@ def _workload(make: Callable[..., Any], table: dict[str, Any], seed: int, where:
         return made
 
     return workload
-
-
-def _named(name: object, known: Mapping[str, Callable[..., Any]], where: str) -> Callable[..., Any]:
-    """A built-in by its name, or the user's own by its dotted path."""
-    if not isinstance(name, str):
-        got = "this key is missing" if name is None else f"got {name!r}"
-        raise StudyError(f"{where}: {got}; one of {', '.join(known)}, or a dotted path such as my_module.my_name")
-    if name in known:
-        return known[name]
-    module_name, dot, attribute = name.rpartition(".")
-    if not (dot and attribute):
-        raise StudyError(f"{where}: unknown name {name!r}{did_you_mean(name, known)}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise StudyError(f"{where}: {name!r}: importing it raised {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        raise StudyError(f"{where}: {name!r}: module {module_name} has no {attribute}")
-    found = getattr(module, attribute)
-    if not callable(found):
-        raise StudyError(f"{where}: {name!r} is no class and no function")
-    make: Callable[..., Any] = found
-    return make

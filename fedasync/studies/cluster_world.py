@@ -14,6 +14,7 @@ from fedasync.simulation.cluster import Cluster, Prompts
 from fedasync.simulation.cluster.prompts import PromptStream
 from fedasync.strategies.bounds import told_of_bounds
 from fedasync.studies.build import build_cluster, build_cluster_world
+from fedasync.studies.store import learns
 from fedasync.studies.study import Study
 
 DRAWN_GROUPS = 2048
@@ -33,9 +34,13 @@ def show_cluster(study: Study, varied: Sequence[str], most_seeds: int) -> None:
     console.print(f"[bold]{escape(study.header.title)}[/bold]")
     if varied:
         console.print(f"Axes vary {', '.join(varied)}: shown is the base (--set shows another point).", highlight=False)
+    console.print(_machines(cluster))
+    if learns(config):
+        console.print(_speeds(cluster, 0.0))
+        console.print("How long answers are is what the policy says, as it learns.", highlight=False)
+        return
     seeds = study.header.seed_list[:most_seeds]
     lengths = [answer for seed in seeds for answer in _lengths(prompts, seed)]
-    console.print(_machines(cluster))
     console.print(_speeds(cluster, float(np.mean([tokens for _, tokens in lengths]))))
     console.print(_answers(lengths, len(seeds)))
     batch = study.base.get("strategy", {}).get("batch")
@@ -59,7 +64,7 @@ def _lengths(prompts: Prompts, seed: int) -> list[tuple[int, int]]:
     stream = PromptStream(prompts, seed)
     found: list[tuple[int, int]] = []
     for position in range(DRAWN_GROUPS):
-        place = stream.prompt_at(position)
+        place = stream.order.prompt_at(position)
         if place is None:
             break
         group = stream.group(*place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +55,7 @@ def run_study(
     command = _command(name, changes, seeds)
     folder.mkdir(parents=True, exist_ok=True)
     console.print(f"[bold]{escape(study.header.title)}[/bold]  ({_extent(study, all_jobs)})")
+    warn((line for job in all_jobs for line in job.warnings), complaints)
     try:
         description, errors = _make_all(study, all_jobs, folder, command, processes, console, backend)
         runs = _show(folder, description, console) if len(errors) < len(description["runs"]) else []
@@ -213,6 +214,12 @@ def tell(lines: Sequence[str], complaints: Console) -> None:
         complaints.print(f"fedasync: {line}", markup=False, highlight=False)
     if len(lines) > MOST_LINES:
         complaints.print(f"fedasync: and {len(lines) - MOST_LINES} more runs with errors or warnings")
+
+
+def warn(lines: Iterable[str], complaints: Console) -> None:
+    """Print what a user should know before runs are made, each line once."""
+    for line in dict.fromkeys(lines):
+        complaints.print(f"fedasync: {line}", markup=False, highlight=False)
 
 
 def console_for_tables() -> Console:

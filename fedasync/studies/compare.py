@@ -16,7 +16,7 @@ from fedasync.report.agreement import lease_means_s, order_agreement, total_vari
 from fedasync.report.statistics import pooled_staleness
 from fedasync.runs.run import Run, write
 from fedasync.studies.command import console_for_tables
-from fedasync.studies.run_folders import name_of, one_strategy, opened
+from fedasync.studies.run_folders import name_of, one_strategy, opened, rollout_runs
 
 COMPARISON = "compare.json"
 MOST_ROWS = 40
@@ -50,10 +50,14 @@ class Compared:
 def compare(real: Sequence[Path], sim: Sequence[Path], out: Path | None) -> int:
     """Print and write (compare.json in ``out``, or the working directory) how far predictions were from runs.
 
-    Folders are runs' or studies'; runs are matched by seed where any seed is in both. Returns the exit status 0.
-    Raises StudyError.
+    Folders are runs' or studies'; runs are matched by seed where any seed is in both. Runs on prompts are compared by
+    other numbers (`compare_rollouts`). Returns the exit status 0. Raises StudyError.
     """
     recorded, predicted = opened(real), opened(sim)
+    if rollout_runs([*recorded, *predicted]):
+        from fedasync.studies.compare_rollouts import compare_rollouts
+
+        return compare_rollouts(recorded, predicted, out)
     strategy = one_strategy([*recorded, *predicted])
     pairs, how = _pairs(recorded, predicted)
     notes = [how, *_differences(recorded[0], predicted[0])]

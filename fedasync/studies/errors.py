@@ -106,7 +106,7 @@ def _first_line(error: ValidationError, target: Any, where: str) -> str:
 def _joined(place: str, text: str) -> str:
     """Place and text, without saying the table's name twice."""
     file, _, table = place.rpartition(": ")
-    return f"{file}: {text}" if file and text.startswith(f"{table}.") else f"{place}: {text}"
+    return f"{file}: {text}" if file and text.startswith((f"{table}.", f"{table}: ")) else f"{place}: {text}"
 
 
 def _text(error: Any, target: Any) -> str:

@@ -6,12 +6,13 @@ import os
 import signal
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+from fedasync.federated.one_thread import one_thread
 from fedasync.runs.run import Run, write
 from fedasync.simulation import Clients, RunRequest, simulate_together
 from fedasync.simulation.cluster import simulate_cluster
@@ -20,8 +21,12 @@ from fedasync.simulation.refusals import check, realise
 from fedasync.studies import store
 from fedasync.studies.build import ClusterParts, Parts, build
 from fedasync.studies.errors import StudyError
+from fedasync.studies.problem_tables import demand_installed
 from fedasync.studies.study import RunPlan, Study
 from fedasync.workloads import Classification, Workload
+
+if TYPE_CHECKING:
+    from fedasync.simulation.cluster.learning import Learning
 
 Backend = Literal["local", "ray"]
 
@@ -46,6 +51,8 @@ class Job:
     where: str
     folder: Path
     keep: Literal["all", "summary"] = "all"
+    warnings: tuple[str, ...] = ()
+    """What a user should know before it is made."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,9 @@ def jobs(study: Study, folder: Path) -> list[Job]:
         strategies[parts.strategy.name] = None
         inputs = store.inputs(plan.config, *parts.sources)
         run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
-        found.append(Job(plan, study.name, where, folder / "runs" / run_id))
+        learnt = parts.problem if isinstance(parts, ClusterParts) else None
+        warnings = () if learnt is None else tuple(learnt.warnings())
+        found.append(Job(plan, study.name, where, folder / "runs" / run_id, warnings=warnings))
     if len({job.folder for job in found}) < len(found):
         raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
     _check_report(study, list(strategies))
@@ -90,6 +99,8 @@ def checked(plan: RunPlan, where: str, worlds: dict[str, Clients | None]) -> Par
     except SystemExit as error:  # a user's module or strategy
         raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
     if isinstance(parts, ClusterParts):
+        if parts.problem is not None:
+            demand_installed(plan.config)
         _refuse_cluster(parts, where)
     else:
         _refuse(parts, plan, where, worlds)
@@ -121,9 +132,16 @@ def _refuse(parts: Parts, plan: RunPlan, where: str, worlds: dict[str, Clients |
         raise StudyError(f"{where}: {error}") from None
 
 
+class _Foreseen(NamedTuple):
+    """All that is asked of a learner before it is made."""
+
+    answers: int
+
+
 def _refuse_cluster(parts: ClusterParts, where: str) -> None:
+    learning = None if parts.learning is None else cast("Learning", _Foreseen(parts.prompts.answers))
     try:
-        check_cluster(parts.strategy, parts.cluster, parts.prompts, parts.settings, parts.faults)
+        check_cluster(parts.strategy, parts.cluster, parts.prompts, parts.settings, parts.faults, learning)
     except ValueError as error:
         raise StudyError(f"{where}: {error}") from None
 
@@ -257,25 +275,27 @@ def error_log(folder: Path) -> Path:
 
 
 def _on_cluster(job: Job, parts: ClusterParts) -> Run:
-    """A run of a cluster, by itself: it trains no model, so it has no batch to share."""
-    return simulate_cluster(
-        parts.strategy,
-        parts.cluster,
-        parts.prompts,
-        parts.settings,
-        faults=parts.faults,
-        seed=job.plan.seed,
-        target=job.plan.config["targets"],
-        name=job.folder.name,
-        study=job.study,
-        labels=job.plan.labels,
-        config=_recorded(job),
-    )
+    """A run of a cluster, by itself: it trains no model, or a policy of its own, so it has no batch to share."""
+    with nullcontext() if parts.learning is None else one_thread():
+        return simulate_cluster(
+            parts.strategy,
+            parts.cluster,
+            parts.prompts,
+            parts.settings,
+            faults=parts.faults,
+            seed=job.plan.seed,
+            target=job.plan.config["targets"],
+            name=job.folder.name,
+            study=job.study,
+            labels=job.plan.labels,
+            config=_recorded(job),
+            learning=None if parts.learning is None else parts.learning(),
+        )
 
 
 def _recorded(job: Job) -> dict[str, Any]:
     """What a run's folder says was asked for."""
-    return {**job.plan.config, "versions": store.versions()}
+    return {**job.plan.config, "versions": store.versions(store.learns(job.plan.config))}
 
 
 def _request(job: Job, parts: Parts, workloads: dict[tuple[str, int], Workload]) -> RunRequest:

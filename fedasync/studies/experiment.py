@@ -1,4 +1,4 @@
-"""What the command ``run`` does: a study on Flower's processes of this machine, and beside it its prediction."""
+"""What the command ``run`` does: a study on processes of this machine, Flower's or rollout workers and a trainer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from fedasync.studies.execute import EARLY
 from fedasync.studies.experiment_file import Experiment, load
 from fedasync.studies.experiment_prediction import predict
 from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
-from fedasync.studies.measurements import Measurement, measurements
+from fedasync.studies.measurements import Measurement, any_finished, measurements
 from fedasync.studies.publish import describe, publish, remember
 from fedasync.studies.shipped import find
+from fedasync.studies.trainer_file import is_trainer
 
 FEDERATION, PREDICTED = "federation", "predicted"
 """Folders beside the runs: logs of Flower's processes, and what was simulated."""
@@ -38,12 +39,17 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
     StudyError, with status 130 after Ctrl-C, 143 after SIGTERM, and 1 when the machine does not let it go on; whatever
     was started has ended by then.
     """
+    path = find(file, "experiments", "experiment")
+    if is_trainer(path):
+        from fedasync.studies.trainer_experiment import run_trainer_experiment
+
+        return run_trainer_experiment(path, command_line(file, changes, seeds), changes, seeds, out)
     console, complaints = console_for_tables(), Console(stderr=True, soft_wrap=True)
-    experiment = load(find(file, "experiments", "experiment"), changes, seeds)
+    experiment = load(path, changes, seeds)
     study = experiment.study
     folder = out or Path("results") / study.name
     runs = measurements(experiment, folder)
-    command = _command(file, changes, seeds)
+    command = command_line(file, changes, seeds)
     store.sweep(folder / "runs")
     finished = sum(store.is_finished(one.folder) for one in runs)
     console.print(
@@ -53,7 +59,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
         description = describe(study, [one.folder for one in runs], command)
         remember(folder, description)
         errors = _make_all(experiment, runs, folder, console, complaints)
-        made = _show(folder, description, console) if any(store.is_finished(one.folder) for one in runs) else []
+        made = show_published(folder, description, console) if any_finished(runs) else []
         odd = [line for run in made if (line := oddity(run))]
         tell(odd, complaints)
         if experiment.prediction is not None:
@@ -64,7 +70,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
                 predict(experiment, runs, folder, folder / PREDICTED, command, console)
     except (KeyboardInterrupt, SystemExit, OSError) as error:
         store.sweep(folder / "runs")
-        why, status = _why_ended(error, folder)
+        why, status = why_stopped(error, folder)
         there = sum(store.is_finished(one.folder) for one in runs)
         raise StudyError(
             f"{why}; {there} of {len(runs)} runs are finished, and the same command goes on from there", status
@@ -122,7 +128,7 @@ def _said(run: Run) -> str:
     return ", ".join([f"{ended} at {summary['time_s']:.1f} s", f"version {summary['versions']}", *final])
 
 
-def _show(folder: Path, description: dict[str, Any], console: Console) -> list[Run]:
+def show_published(folder: Path, description: dict[str, Any], console: Console) -> list[Run]:
     """Publish the measured runs, and print what was published."""
     runs, report, written = publish(folder, description)
     for table in brief_tables(runs, report):
@@ -147,14 +153,15 @@ def oddity(run: Run) -> str | None:
     return None
 
 
-def _why_ended(error: BaseException, folder: Path) -> tuple[str, int]:
-    """Why it ended early, and the exit status for it; a SystemExit is that of LocalFederation, told by a signal."""
+def why_stopped(error: BaseException, folder: Path) -> tuple[str, int]:
+    """Why it ended early, and the exit status for it; a SystemExit is told by a signal."""
     if isinstance(error, SystemExit):
         return f"ended by signal {int(error.code or 128) - 128}", int(error.code or 1)
     return why_ended(error, folder)
 
 
-def _command(file: str, changes: Sequence[str], seeds: int | None) -> str:
+def command_line(file: str, changes: Sequence[str], seeds: int | None) -> str:
+    """The command that does it again."""
     words = ["fedasync", "run", file]
     for change in changes:
         words += ["--set", change]

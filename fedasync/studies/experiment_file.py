@@ -120,13 +120,17 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> E
     targets = parse(dict[str, float], content.get("targets", {}), f"{path}: targets")
     study = Study(path.stem, path, head, base, axes, targets, report, content)
     federation = parse(Federation, here["federation"], f"{path}: federation")
-    return Experiment(study, federation, _prediction(content, labels, report, path))
+    return Experiment(study, federation, read_prediction(content, labels, report, path))
 
 
 def _demand_tables(content: dict[str, Any], path: Path) -> None:
     """[federation], and no table of a simulated world beside it."""
     strange = [table for table in NOT_HERE if table in content]
     if "federation" not in content:
+        if "task" in content and "cluster" not in content:
+            raise StudyError(
+                f"{path}: the table [processes] is missing, and so is [cluster]; either would do with [task]"
+            )
         is_study = any(table in content for table in WORLD)
         hint = f"; without one it is a study, which is for `fedasync sim {path}`" if is_study else ""
         raise StudyError(f"{path}: the table [federation] is missing{hint}")
@@ -157,7 +161,9 @@ def _changed(here: dict[str, Any], base: dict[str, Any], axes: Any, change: str)
     return apply_changes(base, axes, [change])
 
 
-def _prediction(content: dict[str, Any], labels: dict[str, list[str]], report: Report, path: Path) -> Prediction | None:
+def read_prediction(
+    content: dict[str, Any], labels: dict[str, list[str]], report: Report, path: Path
+) -> Prediction | None:
     """What is to be predicted: all series but one, which stand on the file's only axis."""
     if "prediction" not in content:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,10 @@ class Measurement:
     def labels(self) -> str:
         """What tells it from the study's other runs."""
         return ", ".join([*self.plan.labels.values(), f"seed {self.plan.seed}"])
+
+
+def any_finished(runs: Sequence[Measurement]) -> bool:
+    return any(store.is_finished(one.folder) for one in runs)
 
 
 def measurements(experiment: Experiment, folder: Path) -> list[Measurement]:

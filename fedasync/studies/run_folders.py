@@ -42,9 +42,19 @@ def _opened(path: Path) -> Run:
             raise StudyError(f"{path}: not readable as a run (its summary has no {key!r})")
     if not run.summary["consumed"]:
         raise StudyError(f"{path}: an empty run: no contribution was applied in {run.summary['time_s']:g} s")
-    if "rollouts" in run.summary:
-        raise StudyError(f"{path}: a run of a cluster; a run of federated clients would do")
     return run
+
+
+def rollout_runs(runs: Sequence[Run]) -> bool:
+    """Whether all runs are on prompts. Raises StudyError where some are and others are of federated clients."""
+    of_prompts = [run for run in runs if "rollouts" in run.summary]
+    if of_prompts and len(of_prompts) < len(runs):
+        other = next(run for run in runs if "rollouts" not in run.summary)
+        raise StudyError(
+            f"{name_of(of_prompts[0])} is a run on prompts and {name_of(other)} one of federated clients; runs of one "
+            "kind would do"
+        )
+    return bool(of_prompts)
 
 
 def name_of(run: Run) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -66,8 +67,18 @@ def _metrics(path: Path) -> dict[str, float]:
     return {name: value for at_s, name, value in zip(time_s, names, values, strict=True) if at_s == time_s[-1]}
 
 
+class Progress(Protocol):
+    """What ``shown`` shows, as text."""
+
+    failures: list[str]
+
+    def look(self) -> None:
+        """Find out how far the run has come."""
+        ...
+
+
 @contextmanager
-def shown(what: str, progress: RunProgress, console: Console) -> Iterator[None]:
+def shown(what: str, progress: Progress, console: Console) -> Iterator[None]:
     """While the block runs: a line that is kept up to date on a terminal, else a line now and then."""
     began_s = time.monotonic()
     told: list[str] = []

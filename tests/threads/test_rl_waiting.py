@@ -18,7 +18,7 @@ from fedasync.runs.measures import event_table
 from fedasync.simulation.cluster import AllowShort, Cluster, Faults, Refill, RequireFull
 from fedasync.simulation.cluster.agents import Tool, Turns
 from fedasync.simulation.cluster.faults import RewardStuck, ServerDown, SyncFails
-from fedasync.simulation.cluster.groups import PartialGroups
+from fedasync.rl.partial_groups import PartialGroups
 from fedasync.simulation.cluster.weights import Weights
 from fedasync.simulation.laws import Constant, Uniform, Values
 from fedasync.strategies.rollouts import areal, nemo_rl, prime_rl, synchronous_rl, trl, verl

@@ -4,9 +4,11 @@ Rollout servers generate the answers to prompts, a trainer makes versions of the
 go back to the servers. The coordinator is the one of every runtime.
 """
 
+from fedasync.rl.partial_groups import AllowShort, Refill, RequireFull
 from fedasync.simulation.cluster.agents import Tool, Turns
 from fedasync.simulation.cluster.cluster import Cluster, Reward
-from fedasync.simulation.cluster.decoding import Decoding, FixedSpeed, SharedSpeed
+from fedasync.simulation.cluster.contention import Contention
+from fedasync.simulation.cluster.decoding import Decoding, FixedSpeed, MeasuredSpeed, SharedSpeed
 from fedasync.simulation.cluster.faults import (
     Faults,
     RewardStuck,
@@ -16,7 +18,6 @@ from fedasync.simulation.cluster.faults import (
     SyncFails,
     TrainerCrash,
 )
-from fedasync.simulation.cluster.groups import AllowShort, Refill, RequireFull
 from fedasync.simulation.cluster.hardware import GPUS, MODELS, Gpu, LanguageModel
 from fedasync.simulation.cluster.prompts import Prompts, Recorded, TwoLevel
 from fedasync.simulation.cluster.settings import ClusterSettings
@@ -31,11 +32,13 @@ __all__ = [
     "Cluster",
     "ClusterRequest",
     "ClusterSettings",
+    "Contention",
     "Decoding",
     "Faults",
     "FixedSpeed",
     "Gpu",
     "LanguageModel",
+    "MeasuredSpeed",
     "Prompts",
     "Recorded",
     "Refill",

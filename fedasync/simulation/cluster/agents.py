@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.core.bounds import check_integer, check_real
-from fedasync.simulation.cluster.draws import Draws, Floats, Integers, check_tokens, quantiles, whole_tokens
+from fedasync.simulation.cluster.draws import Floats, Integers, check_tokens, quantiles, whole_tokens
 from fedasync.simulation.groups import check_shares
 from fedasync.simulation.laws import Constant, Law, Lognormal
+from fedasync.streams import Draws
 
 MOST_CALLS = 10_000
 

@@ -6,6 +6,7 @@ An answer's number is lease · n + its place in the group. Arrays, some sixty by
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from math import nan
 from typing import Any
 
@@ -43,6 +44,8 @@ class Answers:
         self.start_s = array("d")
         self.end_s = array("d")
         self.turns: dict[int, list[Turn]] = {}
+        self.correct: Callable[[Columns], None] | None = None
+        """Says of the table what somebody knows better."""
         self._tries: dict[int, int] = {}
         self._lost_before: dict[int, int] = {}
         """Answer → stretches in the books when it was begun again: its own among them are lost."""
@@ -163,7 +166,7 @@ class Answers:
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = np.where(tokens > 0, weighted / tokens, first)
         mean = np.clip(mean, first, last)  # rounding
-        return {
+        columns: Columns = {
             "lease": lease,
             "prompt": np.array(self.prompt)[lease],
             "answer": started % self.size,
@@ -180,3 +183,6 @@ class Answers:
             "mean_version": mean[started],
             "segments": changes[started] + 1,
         }
+        if self.correct is not None:
+            self.correct(columns)
+        return columns

@@ -7,8 +7,9 @@ from math import inf
 from typing import Literal
 
 from fedasync.core.bounds import check_choice, check_integer, check_real, check_type
-from fedasync.simulation.cluster.decoding import Decoding, FixedSpeed, ServerCost, SharedSpeed
-from fedasync.simulation.cluster.groups import PartialGroups, Refill
+from fedasync.rl.partial_groups import PartialGroups, Refill
+from fedasync.simulation.cluster.contention import Contention
+from fedasync.simulation.cluster.decoding import Decoding, FixedSpeed, MeasuredSpeed, ServerCost, SharedSpeed
 from fedasync.simulation.cluster.hardware import GPUS, MODELS, Gpu, LanguageModel
 from fedasync.simulation.cluster.training import Trainer, TrainerCost
 from fedasync.simulation.cluster.weights import Weights
@@ -37,10 +38,14 @@ class Reward:
 PARTS = {
     "gpu": (str | Gpu, "the name of a preset, or a Gpu"),
     "model": (str | LanguageModel, "the name of a preset, or a LanguageModel"),
-    "decoding": (Decoding | FixedSpeed | SharedSpeed, "a Decoding, a FixedSpeed or a SharedSpeed"),
+    "decoding": (
+        Decoding | FixedSpeed | SharedSpeed | MeasuredSpeed,
+        "a Decoding, a FixedSpeed, a SharedSpeed or a MeasuredSpeed",
+    ),
     "trainer": (Trainer, "a Trainer"),
     "weights": (Weights, "a Weights"),
     "reward": (Reward, "a Reward"),
+    "contention": (Contention, "a Contention"),
     "partial_groups": (PartialGroups, "a RequireFull, an AllowShort or a Refill"),
 }
 """The types of a cluster's parts, and what is said where one has another."""
@@ -57,7 +62,7 @@ class Cluster:
     tools comes back to its server; with ``prefix_cache`` only what the tool said is prefilled there, unless the weights
     have changed. ``partial_groups`` says what becomes of a group that loses an answer; ``dropped``, whether the prompt
     of a group that was dropped as too stale is asked again; ``most_attempts`` bounds how often a prompt whose group
-    failed is.
+    failed is. ``contention``: what generating and training cost each other, where they share a machine.
 
     Answers whose lengths have a bound beyond a server's KV cache are refused. Where no bound is known (a lognormal
     without ``most_tokens``), a sequence that is alone on its server may outgrow the cache, and goes on.
@@ -70,7 +75,7 @@ class Cluster:
     tensor_parallel: int = 1
     colocated: bool = False
     switch_s: float = 0.0
-    decoding: Decoding | FixedSpeed | SharedSpeed = Decoding()
+    decoding: Decoding | FixedSpeed | SharedSpeed | MeasuredSpeed = Decoding()
     trainer: Trainer = Trainer(mfu=0.4)
     weights: Weights = Weights()
     reward: Reward = Reward()
@@ -79,6 +84,7 @@ class Cluster:
     partial_groups: PartialGroups = Refill()
     dropped: Dropped = "replace"
     most_attempts: int = 3
+    contention: Contention = Contention()
 
     def __post_init__(self) -> None:
         for name in ("generation_gpus", "training_gpus", "tensor_parallel", "most_attempts"):
@@ -104,10 +110,15 @@ class Cluster:
                 f"switch_s = {self.switch_s:g} says nothing where other GPUs train; colocated = true, or no switch_s, "
                 "would do"
             )
-        if self.colocated and self.weights.order == "one_by_one":
+        if self.colocated and not self.contention.is_none:
             raise ValueError(
-                "weights: order = 'one_by_one' says nothing on a colocated cluster, whose training stops all servers; "
-                "'all_at_once' would do"
+                "contention: says nothing on a colocated cluster, where generating and training take turns; leave it "
+                "out"
+            )
+        if self.colocated and self.weights.order != "all_at_once":
+            raise ValueError(
+                f"weights: order = {self.weights.order!r} says nothing on a colocated cluster, whose training stops all "
+                "servers; 'all_at_once' would do"
             )
         if self.colocated and self.training_gpus != self.generation_gpus:
             raise ValueError(

@@ -1,10 +1,12 @@
 """What a rollout server computes with: seconds of a decode iteration, of a prefill, and tokens that fit into memory.
 
-Three ways to say it: from the hardware, a fixed speed a sequence, or a speed that the sequences of a server share.
+Four ways to say it: from the hardware, a fixed speed a sequence, a speed that the sequences of a server share, or as it
+was measured.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from typing import Literal
@@ -21,7 +23,12 @@ class ServerCost:
 
     A decode iteration gives each of b running sequences one token and takes ``base_s[b] + context_s × L`` seconds, with
     L tokens resident. Prefilling a sequence of s tokens takes ``prefill_token_s × s + prefill_square_s × s²``; with c
-    of them already computed, ``prefill_token_s × (s − c) + prefill_square_s × (s² − c²)``.
+    of them already computed, ``prefill_token_s × (s − c) + prefill_square_s × (s² − c²)``. Whatever is prefilled at one
+    instant is one call, which takes ``prefill_call_s`` more.
+
+    ``stepwise``: sequences begin and end between two iterations, as engines have it, and not within one; so what ends
+    in one iteration is followed at one instant. ``shared_prompts``: answers to one prompt that begin at one instant
+    have it computed once.
     """
 
     base_s: tuple[float, ...]
@@ -32,6 +39,9 @@ class ServerCost:
     capacity_tokens: float
     """Resident tokens that fit (inf: no limit)."""
     max_running: int
+    prefill_call_s: float = 0.0
+    stepwise: bool = False
+    shared_prompts: bool = False
 
     def __post_init__(self) -> None:
         check_integer("server: max_running", self.max_running, 1)
@@ -42,7 +52,7 @@ class ServerCost:
             )
         if not all(isfinite(seconds) and seconds > 0 for seconds in self.base_s[1:]):
             raise ValueError("server: base_s must be > 0 and finite for every number of running sequences ≥ 1")
-        for name in ("context_s", "prefill_token_s", "prefill_square_s"):
+        for name in ("context_s", "prefill_token_s", "prefill_square_s", "prefill_call_s"):
             check_real(f"server: {name}", getattr(self, name), 0)
         if not self.capacity_tokens > 0:
             raise ValueError(f"server: capacity_tokens must be > 0, got {self.capacity_tokens}")
@@ -176,6 +186,79 @@ class SharedSpeed:
         alone_s, share_s = 1 / self.tokens_per_second, 1 / self.server_tokens_per_second
         base_s = tuple(max(alone_s, b * share_s) for b in range(self.max_running + 1))
         return _ideal(base_s, self.capacity_tokens, self.prefill_tokens_per_second)
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """A server as it was timed, whatever its hardware.
+
+    A decode iteration of b sequences with L resident tokens takes ``overhead_s + per_sequence_s·b + context_s·L``;
+    with ``running`` and ``running_s`` (rising, of one length) the first two terms are ``running_s`` at b = ``running``,
+    a straight line between, and beyond the last on with the slope from the first to the last (ours). A call of prefill
+    takes ``prefill_call_s`` and ``prefill_token_s`` a token; what starts at one instant is one call, and sequences
+    begin and end between two iterations. ``shared_prompts``: answers to one prompt that begin together have it computed
+    once. ``capacity_tokens`` None: no limit.
+    """
+
+    overhead_s: float = 0.0
+    per_sequence_s: float = 0.0
+    context_s: float = 0.0
+    running: tuple[int, ...] = ()
+    running_s: tuple[float, ...] = ()
+    prefill_call_s: float = 0.0
+    prefill_token_s: float = 0.0
+    max_running: int = 64
+    capacity_tokens: float | None = None
+    shared_prompts: bool = False
+    kind: Literal["measured"] = "measured"
+
+    def __post_init__(self) -> None:
+        for name in ("overhead_s", "per_sequence_s", "context_s", "prefill_call_s", "prefill_token_s"):
+            check_real(f"measured: {name}", getattr(self, name), 0)
+        _check_ideal("measured", self.max_running, self.capacity_tokens, None)
+        if len(self.running) != len(self.running_s):
+            raise ValueError(
+                f"measured: {len(self.running)} entries in running and {len(self.running_s)} in running_s; as many of "
+                "each would do"
+            )
+        if self.running and (self.overhead_s or self.per_sequence_s):
+            raise ValueError("measured: give overhead_s and per_sequence_s, or running and running_s, got both")
+        if not self.running and not self.overhead_s + self.per_sequence_s > 0:
+            raise ValueError("measured: overhead_s + per_sequence_s must be > 0: an iteration takes time")
+        for i, (running, seconds) in enumerate(zip(self.running, self.running_s, strict=True)):
+            check_integer(f"measured: running[{i}]", running, self.running[i - 1] + 1 if i else 1)
+            check_real(f"measured: running_s[{i}]", seconds, self.running_s[i - 1] if i else 0, above=not i)
+
+    def cost(self, gpu: Gpu, model: LanguageModel, tensor_parallel: int) -> ServerCost:
+        """The same for every GPU and model."""
+        return ServerCost(
+            base_s=tuple(self._base_s(b) for b in range(self.max_running + 1)),
+            context_s=self.context_s,
+            prefill_token_s=self.prefill_token_s,
+            prefill_square_s=0.0,
+            capacity_tokens=inf if self.capacity_tokens is None else self.capacity_tokens,
+            max_running=self.max_running,
+            prefill_call_s=self.prefill_call_s,
+            stepwise=True,
+            shared_prompts=self.shared_prompts,
+        )
+
+    def _base_s(self, b: int) -> float:
+        if not self.running:
+            return self.overhead_s + self.per_sequence_s * b
+        place = bisect_left(self.running, b)
+        if place == 0:
+            return self.running_s[0]
+        (low, low_s), last = (self.running[place - 1], self.running_s[place - 1]), place == len(self.running)
+        if last:
+            return low_s if len(self.running) == 1 else low_s + (b - low) * self._last_slope
+        share = (b - low) / (self.running[place] - low)
+        return low_s + share * (self.running_s[place] - low_s)
+
+    @property
+    def _last_slope(self) -> float:
+        """Seconds a sequence between the first and the last that was timed."""
+        return (self.running_s[-1] - self.running_s[0]) / (self.running[-1] - self.running[0])
 
 
 def _ideal(base_s: tuple[float, ...], capacity_tokens: float | None, prefill: float | None) -> ServerCost:

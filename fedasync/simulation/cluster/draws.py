@@ -1,8 +1,4 @@
-"""Random numbers by name with any number of indices, many at a time.
-
-As ``streams.Stream``, of whose seeds these are made: a draw is a function of (seed, stream name, indices), and nothing
-is consumed.
-"""
+"""Lengths that are drawn many at a time: laws as functions of arrays, and whole tokens."""
 
 from __future__ import annotations
 
@@ -12,46 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedasync.simulation.laws import Constant, Exponential, Law, Lognormal, ShiftedExponential, Uniform, steps
-from fedasync.streams import Stream
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_TOKENS = 2**31 - 1
 """Of a prompt, and of an answer with what tools said: they are kept in 32 bits."""
-
-_GOLD = np.uint64(0x9E3779B97F4A7C15)
-
-
-class Draws:
-    """Uniform numbers keyed by integers ≥ 0: one round of the SplitMix64 finaliser an index."""
-
-    __slots__ = ("_key",)
-
-    def __init__(self, seed: int, name: str) -> None:
-        self._key = np.uint64(Stream(seed, name).bits(0))
-
-    def bits(self, *indices: int | Integers) -> NDArray[np.uint64]:
-        """64 random bits for each of the indices, which broadcast; at least one of them has a dimension."""
-        z = np.full(1, self._key)
-        for index in indices:
-            z = z + (np.atleast_1d(np.asarray(index)).astype(np.uint64) + np.uint64(1)) * _GOLD
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            z ^= z >> np.uint64(31)
-        return z
-
-    def uniform(self, *indices: int | Integers) -> Floats:
-        """Numbers in the open interval (0, 1)."""
-        found: Floats = ((self.bits(*indices) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-        return found
-
-    def normal(self, *indices: int | Integers) -> Floats:
-        """Standard normal scores of the same numbers."""
-        from scipy.special import ndtri
-
-        found: Floats = ndtri(self.uniform(*indices))
-        return found
 
 
 def quantiles(law: Law) -> Callable[[Floats], Floats]:

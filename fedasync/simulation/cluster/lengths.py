@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedasync.core.bounds import check_real
-from fedasync.simulation.cluster.draws import Draws, Floats, Integers, quantiles
+from fedasync.simulation.cluster.draws import Floats, Integers, quantiles
 from fedasync.simulation.laws import Constant, Law, Lognormal, Pareto, Uniform, Values, steps
+from fedasync.streams import Draws
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,10 +65,15 @@ class Recorded:
     order that depends on the attempt, so groups stay together; more answers than were recorded begin again. Of a
     ``rollouts.parquet`` the answers that were not finished (``end_s`` is null) are left out, which makes the lengths of
     a run that stopped early too short. Raises ValueError for a file that cannot be read so.
+
+    ``in_order``: prompt i is the i-th recorded one, and again from the first at their end: the run's own course, drift
+    included, instead of draws. Of a file with a column ``run`` (0, 1, …), seed s takes the prompts of run s, modulo how
+    many there are.
     """
 
     file: str
     scale: float = 1.0
+    in_order: bool = False
     kind: Literal["recorded"] = "recorded"
 
     def __post_init__(self) -> None:
@@ -124,6 +130,8 @@ def _two_level(law: TwoLevel, answers: int, seed: int) -> Lengths:
 def _recorded(law: Recorded, answers: int, seed: int) -> Lengths:
     starts, tokens = read_recorded(law.file)
     firsts, sizes = starts[:-1], np.diff(starts)
+    if law.in_order:
+        return _in_order(law, answers, seed)
     # A fixed order of each prompt's answers, from a drawn one of them on.
     mixed = np.lexsort((Draws(0, "recorded order").bits(np.arange(len(tokens))), np.repeat(firsts, sizes)))
     scaled = tokens[mixed] * law.scale
@@ -139,6 +147,21 @@ def _recorded(law: Recorded, answers: int, seed: int) -> Lengths:
     return found
 
 
+def _in_order(law: Recorded, answers: int, seed: int) -> Lengths:
+    starts, tokens = read_recorded(law.file)
+    runs = read_runs(law.file)
+    chosen = np.flatnonzero(runs == np.unique(runs)[seed % len(np.unique(runs))])
+    firsts, sizes, numbers = starts[:-1][chosen], np.diff(starts)[chosen], np.arange(answers)
+
+    def found(prompts: Integers, epoch: int, attempt: int) -> Floats:
+        group = prompts % len(chosen)
+        place = firsts[group][:, None] + numbers % sizes[group][:, None]
+        drawn: Floats = tokens[place] * law.scale
+        return drawn
+
+    return found
+
+
 # -- files -----------------------------------------------------------------------------------------------------
 
 
@@ -147,15 +170,23 @@ def read_recorded(file: str) -> tuple[Integers, Floats]:
 
     Raises ValueError.
     """
+    return _read(file, _changed_ns(file))[:2]
+
+
+def read_runs(file: str) -> Integers:
+    """Of which run each recorded prompt is: 0 where the file does not say. Raises ValueError."""
+    return _read(file, _changed_ns(file))[2]
+
+
+def _changed_ns(file: str) -> int:
     try:
-        changed_ns = Path(file).stat().st_mtime_ns
+        return Path(file).stat().st_mtime_ns
     except OSError as error:
         raise ValueError(f"recorded: {file} cannot be read: {error.strerror}") from None
-    return _read(file, changed_ns)
 
 
 @lru_cache(maxsize=4)
-def _read(file: str, _changed_ns: int) -> tuple[Integers, Floats]:
+def _read(file: str, _changed_ns: int) -> tuple[Integers, Floats, Integers]:
     import polars as pl
 
     table = _table(file)
@@ -172,9 +203,13 @@ def _read(file: str, _changed_ns: int) -> tuple[Integers, Floats]:
         raise ValueError(f"recorded: {file}, column 'generated_tokens' does not hold numbers ≥ 1 alone")
     if table["prompt"].null_count():
         raise ValueError(f"recorded: {file}, column 'prompt': a value is missing")
-    table = table.select("prompt", pl.col("generated_tokens").cast(pl.Float64)).sort("prompt", maintain_order=True)
-    sizes = table.group_by("prompt", maintain_order=True).len()["len"].to_numpy().astype(np.int64)
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), table["generated_tokens"].to_numpy()
+    run = pl.col("run") if "run" in table.columns else pl.lit(0)
+    table = table.select("prompt", pl.col("generated_tokens").cast(pl.Float64), run.cast(pl.Int64).alias("run"))
+    table = table.sort("prompt", maintain_order=True)
+    groups = table.group_by("prompt", maintain_order=True).agg(pl.len(), pl.col("run").first())
+    sizes = groups["len"].to_numpy().astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return starts, table["generated_tokens"].to_numpy(), groups["run"].to_numpy()
 
 
 def _table(file: str) -> pl.DataFrame:

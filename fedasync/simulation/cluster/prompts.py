@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedasync.core.bounds import check_integer, check_real, check_type
+from fedasync.rl.prompt_order import PromptOrder
 from fedasync.simulation.cluster.agents import Turn, TurnDraws, Turns, resolve
-from fedasync.simulation.cluster.draws import MOST_TOKENS, Draws, Floats, Integers, quantiles, whole_tokens
+from fedasync.simulation.cluster.draws import MOST_TOKENS, Floats, Integers, quantiles, whole_tokens
 from fedasync.simulation.cluster.lengths import AnswerTokens, Recorded, TwoLevel, largest, lengths
 from fedasync.simulation.laws import Constant, Law, Values
+from fedasync.streams import Draws
 
 __all__ = ["Group", "PromptStream", "Prompts", "Recorded", "Turn", "TwoLevel"]
 
@@ -30,7 +32,8 @@ class Prompts:
     """The data set and what is generated from it: ``answers`` to each prompt, a group.
 
     An answer generates ``answer_tokens`` in one turn, or as its ``turns`` say (``v1_start``, ``v1_end``, ``v2_end``,
-    ``base_7b``, or a table); at most ``most_tokens`` either way (None: no limit). Lists (``values``) are read in order:
+    ``base_7b``, or a table), or, where a policy learns, as that says; at most ``most_tokens`` either way (None: no
+    limit). Lists (``values``) are read in order:
     entry i is prompt i, or entry i × answers + j answer j of it, again from the first when the list is at its end.
 
     Prompts 0 … ``count`` − 1 come once an epoch, in an order drawn anew for each (``shuffle``) or as numbered, for
@@ -71,9 +74,8 @@ class Prompts:
         for name, bound in most.items():
             if (getattr(self, name) or 0) > bound:
                 raise ValueError(f"prompts: {name} must be ≤ {bound:,}, got {getattr(self, name)}")
-        if (self.answer_tokens is None) == (self.turns is None):
-            got = "neither" if self.turns is None else "both"
-            raise ValueError(f"prompts: give answer_tokens, or turns (whose segments have lengths), got {got}")
+        if self.answer_tokens is not None and self.turns is not None:
+            raise ValueError("prompts: give answer_tokens, or turns (whose segments have lengths), got both")
         if self.epochs is not None and self.count is None:
             raise ValueError(f"prompts: epochs = {self.epochs} of a data set without end; count would do")
         if self.turns is not None:
@@ -90,7 +92,9 @@ class Prompts:
         prompt = _cut(self.prompt_tokens, self.most_prompt_tokens)
         if self.answer_tokens is not None:
             return prompt + max(1.0, _cut(self.answer_tokens, self.most_tokens))
-        turns = resolve(self.turns or "")
+        if self.turns is None:
+            return inf
+        turns = resolve(self.turns)
         calls = max(1.0, _cut(turns.tool_calls, turns.most_tool_calls))
         generated = (calls + 1) * max(1.0, _cut(turns.segment_tokens))
         observed = max(_cut(tool.observation_tokens) for tool in turns.tools)
@@ -123,7 +127,7 @@ class PromptStream:
 
     def __init__(self, prompts: Prompts, seed: int) -> None:
         self._prompts = prompts
-        self._order = Draws(seed, "prompt order")
+        self.order = PromptOrder(prompts.count, prompts.epochs, shuffle=prompts.shuffle, seed=seed)
         self._prompt_draws = Draws(seed, "prompt tokens")
         law = prompts.prompt_tokens
         self._listed = np.array(law.values, np.float64) if isinstance(law, Values) else None
@@ -134,29 +138,13 @@ class PromptStream:
         self._block = BLOCK if turns is None else TURNS_BLOCK
         of = prompts.answer_tokens
         self._lengths = None if of is None else lengths(of, prompts.answers, seed)
-        self._shuffled: dict[int, tuple[Integers, Integers]] = {}
         self._ready: dict[tuple[int, int], Group] = {}
         self._blocks: deque[list[tuple[int, int]]] = deque()
-
-    @property
-    def count(self) -> int | None:
-        """Prompts of the data set; None: without end."""
-        return self._prompts.count
-
-    def prompt_at(self, position: int) -> tuple[int, int] | None:
-        """The prompt that comes at a place ≥ 0 of the whole order, and its epoch; None when the data are exhausted."""
-        count = self._prompts.count
-        if count is None:
-            return position, 0
-        epoch, place = divmod(position, count)
-        if self._prompts.epochs is not None and epoch >= self._prompts.epochs:
-            return None
-        return (int(self._epoch(epoch)[0][place]) if self._prompts.shuffle else place), epoch
 
     def group(self, prompt: int, epoch: int, attempt: int = 0) -> Group:
         """What comes of a prompt; ``attempt`` counts how often it was asked before in that epoch.
 
-        Quick for first attempts in the order of ``prompt_at``: they are drawn a block at a time.
+        Quick for first attempts in the order of ``order.prompt_at``: they are drawn a block at a time.
         """
         if attempt:
             return self._draw(np.array([prompt]), epoch, attempt)[0]
@@ -166,7 +154,7 @@ class PromptStream:
     def _make_ready(self, prompt: int, epoch: int) -> Group:
         """Draw the block that a prompt belongs to."""
         count = self._prompts.count
-        shuffled = self._epoch(epoch) if count is not None and self._prompts.shuffle else None
+        shuffled = self.order.shuffled(epoch) if count is not None and self._prompts.shuffle else None
         place = prompt if shuffled is None else int(shuffled[1][prompt])
         first = place - place % self._block
         end = first + self._block if count is None else min(count, first + self._block)
@@ -178,19 +166,6 @@ class PromptStream:
             for key in self._blocks.popleft():
                 self._ready.pop(key, None)
         return self._ready[prompt, epoch]
-
-    def _epoch(self, epoch: int) -> tuple[Integers, Integers]:
-        """The prompts of an epoch in order, and the place of each."""
-        found = self._shuffled.get(epoch)
-        if found is None:
-            count = self._prompts.count or 0
-            order = np.argsort(self._order.bits(epoch, np.arange(count)), kind="stable")
-            places = np.empty(count, np.int64)
-            places[order] = np.arange(count)
-            found = self._shuffled[epoch] = (order, places)
-            if len(self._shuffled) > 3:
-                del self._shuffled[next(iter(self._shuffled))]
-        return found
 
     def _draw(self, prompts: Integers, epoch: int, attempt: int) -> list[Group]:
         prompt_tokens = whole_tokens(self._prompt_lengths(prompts), self._most_prompt_tokens, least=0).tolist()

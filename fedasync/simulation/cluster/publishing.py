@@ -1,4 +1,7 @@
-"""How a published version reaches the rollout servers: all at once or one by one, interrupting or after they drain."""
+"""How a published version reaches the rollout servers: all at once, one by one, or each by itself (`publishing_each`).
+
+It interrupts what runs, or comes after it has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedasync.core.publication import InFlight
 from fedasync.simulation.cluster.cluster import Cluster
+from fedasync.simulation.cluster.publishing_each import Each
 from fedasync.simulation.cluster.rollouts import Rollouts
 from fedasync.simulation.cluster.server import RolloutServer
 
@@ -87,6 +91,7 @@ class AllAtOnce:
     def _end(self, version: int | None) -> None:
         recompute = self._cluster.colocated or (version is not None and self._cluster.weights.kv == "recompute")
         self._rollouts.reopen(self._rollouts.servers, self._now(), version, recompute=recompute)
+        self._rollouts.forget(self._version)
         self.under_way = False
         self._done()
 
@@ -191,6 +196,7 @@ class OneByOne:
             return
         recompute = version is not None and self._cluster.weights.kv == "recompute"
         self._rollouts.reopen([server], self._now(), version, recompute=recompute)
+        self._rollouts.forget(self._version)
         self._step_on()
 
     def _at_work(self) -> RolloutServer | None:
@@ -212,4 +218,6 @@ class OneByOne:
         self._later(seconds, lambda: call() if turn == self._turn else None)
 
 
-Publishing = AllAtOnce | OneByOne
+Publishing = AllAtOnce | OneByOne | Each
+PUBLISHING: dict[str, type[Publishing]] = {"all_at_once": AllAtOnce, "one_by_one": OneByOne, "each": Each}
+"""By the ``order`` of [cluster.weights]."""

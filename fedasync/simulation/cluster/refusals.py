@@ -15,15 +15,23 @@ from fedasync.core import (
     Tiers,
     Tumbling,
 )
+from fedasync.rl.partial_groups import AllowShort
 from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.faults import Faults
-from fedasync.simulation.cluster.groups import AllowShort
+from fedasync.simulation.cluster.learning import Learning
 from fedasync.simulation.cluster.prompts import Prompts
 from fedasync.simulation.cluster.settings import ClusterSettings
 
 
-def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: ClusterSettings, faults: Faults) -> None:
-    """Raise ValueError, in one line, for parts that do not fit together."""
+def check(
+    strategy: Strategy,
+    cluster: Cluster,
+    prompts: Prompts,
+    settings: ClusterSettings,
+    faults: Faults,
+    learning: Learning | None = None,
+) -> None:
+    """Raise ValueError, in one line, for parts that do not fit together; ``learning``: a policy is trained."""
     faults.check_servers(cluster.servers)
     name = f"strategy {strategy.name!r}"
     if isinstance(strategy.admission, (Tiers, Compass)) or isinstance(strategy.buffer, (Periodic, Quota)):
@@ -76,7 +84,28 @@ def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: Clus
             f"{name}: limit_samples counts groups of {admission.samples} answers, and prompts.answers = "
             f"{prompts.answers}; answers = {prompts.answers} in the strategy would do"
         )
-    wanted = strategy.publication.measures
+    if learning is None:
+        _check_timing_only(strategy, cluster, prompts, settings)
+    else:
+        _check_learning(prompts, settings, learning)
+    longest, capacity = prompts.longest, cluster.server_cost.capacity_tokens
+    if capacity < longest < inf:
+        raise ValueError(
+            f"cluster: an answer may need {longest:,.0f} resident tokens, and the KV cache of a server holds "
+            f"{capacity:,.0f}; more GPUs a server (tensor_parallel), or shorter answers, would do"
+        )
+
+
+def _check_timing_only(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: ClusterSettings) -> None:
+    """Nothing is learnt, so lengths and measures have to be told."""
+    name, wanted = f"strategy {strategy.name!r}", strategy.publication.measures
+    if prompts.answer_tokens is None and prompts.turns is None:
+        raise ValueError("prompts: give answer_tokens, or turns (whose segments have lengths), got neither")
+    if settings.evaluate_every is not None and not cluster.trainer.evaluate_s:
+        raise ValueError(
+            f"run: evaluate_every = {settings.evaluate_every}, and nothing is learnt; a [task], or no evaluate_every, "
+            "would do (or trainer.evaluate_s, which says how long evaluations take)"
+        )
     if wanted and settings.divergence is None:
         raise ValueError(
             f"{name}: its publication measures {', '.join(sorted(wanted))}, and nothing says how policies move apart; "
@@ -84,9 +113,19 @@ def check(strategy: Strategy, cluster: Cluster, prompts: Prompts, settings: Clus
         )
     if settings.divergence is not None and (refusal := settings.divergence.refusal(wanted)) is not None:
         raise ValueError(f"{name}: {refusal}")
-    longest, capacity = prompts.longest, cluster.server_cost.capacity_tokens
-    if capacity < longest < inf:
-        raise ValueError(
-            f"cluster: an answer may need {longest:,.0f} resident tokens, and the KV cache of a server holds "
-            f"{capacity:,.0f}; more GPUs a server (tensor_parallel), or shorter answers, would do"
-        )
+
+
+def _check_learning(prompts: Prompts, settings: ClusterSettings, learning: Learning) -> None:
+    """A policy decides how long its answers are, what is right, and how far its versions are apart."""
+    told = {
+        "answer_tokens": prompts.answer_tokens is not None,
+        "turns": prompts.turns is not None,
+        "most_tokens": prompts.most_tokens is not None,
+        "filtered_share": prompts.filtered_share > 0,
+    }
+    if given := [name for name, there in told.items() if there]:
+        raise ValueError(f"prompts: {given[0]} is what the policy decides, where one is trained; leave it out")
+    if settings.divergence is not None:
+        raise ValueError("run: divergence models what is measured where a policy is trained; leave it out")
+    if prompts.answers != learning.answers:
+        raise ValueError(f"prompts: answers = {prompts.answers}, and {learning.answers} are generated to each prompt")

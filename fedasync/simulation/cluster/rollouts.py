@@ -10,6 +10,7 @@ import numpy as np
 
 from fedasync.simulation.cluster.answers import NOWHERE, Answers
 from fedasync.simulation.cluster.cluster import Cluster
+from fedasync.simulation.cluster.learning import LearnedAnswers
 from fedasync.simulation.cluster.server import RolloutServer, Running
 
 DOWN = 1 << 62
@@ -23,11 +24,16 @@ class Rollouts:
     then tools by the number of the answer.
     """
 
-    def __init__(self, cluster: Cluster, answers: Answers) -> None:
+    def __init__(self, cluster: Cluster, answers: Answers, learnt: LearnedAnswers | None = None) -> None:
         self.answers = answers
+        self._learnt = learnt
+        """Where a policy decides how long answers are."""
         cost = cluster.server_cost
         self.servers = [RolloutServer(number, cost) for number in range(cluster.servers)]
         self._prefix_cache = cluster.prefix_cache
+        self._shares_prompts = cost.shared_prompts
+        self._prompted: dict[int, tuple[float, set[int]]] = {}
+        """By server: when something began last, and the leases whose prompts were computed then."""
         self._in_turn = cluster.routing == "round_robin"
         self._turn = 0
         # Servers are some hundreds: to look at all of them in one array costs less than to keep a heap of what each
@@ -61,15 +67,21 @@ class Rollouts:
             self._come_back(now, heappop(self._returns)[1])
             return None
         server = self.servers[self._first]
+        if self._learnt is not None and self._learnt.is_unknown(server):
+            for told in self._learnt.settle(self.servers):
+                self._ahead_s[told.number] = told.next_s()
+            return None
         if server.is_full:
             for running in server.evict(now):
-                self.answers.stretch(running, server, server.clock - running.start_clock)
+                self.answers.stretch(running, server, server.tokens_of(running))
                 server.waiting.appendleft(running.answer)
                 server.evicted.add(running.answer)
             self._changed(server, now)
             return None
         ended = server.finish(now)
         self.answers.stretch(ended, server, ended.end_clock - ended.start_clock)
+        if self._learnt is not None:
+            self._learnt.ended(ended.answer)
         self._changed(server, now)
         return None if self._goes_on(ended.answer, server, now) else ended.answer
 
@@ -85,15 +97,16 @@ class Rollouts:
         """``place`` for answers of one turn that have not begun, which is what a run does most."""
         servers, start_s, where = self.servers, self.answers.start_s, self.answers.server
         loads, ahead_s, ran_on = self._loads, self._ahead_s, self.answers.ran_on
+        one_by_one = self._in_turn or self._learnt is not None
         for answer, goal in zip(numbers, tokens, strict=True):
             number = int(loads.argmin())
             server = servers[number]
-            if self._in_turn or server.waiting or not server.has_room(prompt_tokens):
+            if one_by_one or server.waiting or not server.has_room(prompt_tokens):
                 self.place(answer, now)
                 continue
             where[answer] = ran_on[answer] = number
             start_s[answer] = now
-            server.start(now, answer, prompt_tokens, goal)
+            server.start(now, answer, prompt_tokens, goal, self._prefilled(answer, server, now))
             loads[number] += 1
             ahead_s[number] = server.next_s()
 
@@ -109,7 +122,7 @@ class Rollouts:
             server = touched[number] = self.servers[number]
             running = server.withdraw(now, answer)
             if running is not None:
-                self.answers.stretch(running, server, server.clock - running.start_clock)
+                self.answers.stretch(running, server, server.tokens_of(running))
             elif answer in server.waiting:
                 server.waiting.remove(answer)
                 server.evicted.discard(answer)
@@ -144,9 +157,16 @@ class Rollouts:
             server.advance(now)
             if version is not None and version > server.version:  # one that died meanwhile may be back with a newer one
                 server.load_weights(version)
+                if self._learnt is not None:
+                    self._learnt.loaded(server)
             server.closed = False
             server.resume(now, recompute=recompute)
             self._changed(server, now)
+
+    def forget(self, *but: int) -> None:
+        """No older weights will be loaded than those that a server has, or these, which are on their way."""
+        if self._learnt is not None:
+            self._learnt.learning.forget({*but, *(server.version for server in self.servers if server.is_up)})
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -154,7 +174,7 @@ class Rollouts:
         """The server dies: the answers that were on it, which have lost all their tokens."""
         lost: list[Running] = server.fail(now)
         for running in lost:
-            self.answers.stretch(running, server, server.clock - running.start_clock)
+            self.answers.stretch(running, server, server.tokens_of(running))
         gone = [running.answer for running in lost] + list(server.waiting)
         server.waiting.clear()
         self._ahead_s[server.number] = inf
@@ -202,14 +222,28 @@ class Rollouts:
 
     def _start(self, answer: int, context: int, server: RolloutServer, now: float) -> None:
         answers = self.answers
-        prefilled = None
+        prefilled = self._prefilled(answer, server, now)
         server.evicted.discard(answer)
         answers.ran_on[answer] = server.number
         if server.held and server.release(answer):
             prefilled = answers.turns[answer][answers.turn[answer] - 1].observation_tokens
         if answers.start_s[answer] != answers.start_s[answer]:  # NaN: it has not started before
             answers.start_s[answer] = now
-        server.start(now, answer, context, answers.left(answer), prefilled)
+        left = answers.left(answer) if self._learnt is None else self._learnt.left(answer, server)
+        server.start(now, answer, context, left, prefilled)
+
+    def _prefilled(self, answer: int, server: RolloutServer, now: float) -> int | None:
+        """Tokens to compute first, of an answer that begins now; None: all."""
+        if not self._shares_prompts or self.answers.generated[answer] or self.answers.observed[answer]:
+            return None
+        at_s, leases = self._prompted.get(server.number, (-inf, set()))
+        if at_s != now:
+            at_s, leases = self._prompted[server.number] = (now, set())
+        lease = answer // self.answers.size
+        if lease in leases:
+            return 0
+        leases.add(lease)
+        return None
 
     def _goes_on(self, answer: int, server: RolloutServer, now: float) -> bool:
         """The turn that ended was not the last: a tool is called."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from math import inf, sqrt
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 from fedasync.simulation.cluster.decoding import ServerCost
@@ -23,6 +24,10 @@ ADMIT_BELOW = 0.90
 (ours; engines estimate it)."""
 EVICT_TO = 0.95
 """A full KV cache gives up its youngest sequences until this share is left (ours)."""
+
+
+ROUNDING = 1e-6
+"""Tokens by which a clock may be off a whole number, after an hour of additions."""
 
 
 class Running(NamedTuple):
@@ -52,8 +57,11 @@ class RolloutServer:
         "_context_s",
         "_end_clocks",
         "_most",
+        "_prefill_call_s",
+        "_prefill_called_s",
         "_prefill_square_s",
         "_prefill_token_s",
+        "_stepwise",
         "_unfinished_s",
         "at_s",
         "boundaries",
@@ -115,6 +123,10 @@ class RolloutServer:
         """Of a prefill that a pause interrupted."""
         self._base = list(cost.base_s)
         self._context_s = cost.context_s
+        self._prefill_call_s = cost.prefill_call_s
+        self._stepwise = cost.stepwise
+        self._prefill_called_s = -inf
+        """When a call of prefill began last: what else begins then is part of it."""
         self._prefill_token_s = cost.prefill_token_s
         self._prefill_square_s = cost.prefill_square_s
         self._capacity = cost.capacity_tokens
@@ -137,6 +149,8 @@ class RolloutServer:
         running = len(self.ends)
         if running >= self._most or self.paused or (self.closed and not evicted) or not self.is_up:
             return False
+        if self._stepwise and running and self._end_clocks[0] <= self.clock + ROUNDING:
+            return False  # more ends in this iteration: what follows begins together
         return not running or self.context + context <= ADMIT_BELOW * self._capacity
 
     def next_s(self) -> float:
@@ -184,7 +198,13 @@ class RolloutServer:
         self.advance(now)
         while self.held and self.context + self.held_tokens + context > self._capacity:
             self.release(next(iter(self.held)))
-        clock = self.clock
+        if self._stepwise:
+            clock = max(self.clock, float(ceil(self.clock - ROUNDING)))
+            if not self.ends:
+                self.clock = clock
+            self.context -= clock - self.clock  # what it seems to grow by until it begins
+        else:
+            clock = self.clock
         end_clock = clock + tokens
         place = bisect(self._end_clocks, end_clock)
         self._end_clocks.insert(place, end_clock)
@@ -193,9 +213,9 @@ class RolloutServer:
         self.context += context
         self.squares += square
         if prefilled is None:
-            self._prefill(context, square)
+            self._prefill(now, context, square)
         else:
-            self._prefill(prefilled, square - float(context - prefilled) ** 2)
+            self._prefill(now, prefilled, square - float(context - prefilled) ** 2)
 
     def finish(self, now: float) -> Running:
         """The sequence whose end ``next_s`` foresaw for now."""
@@ -208,6 +228,12 @@ class RolloutServer:
         self.clock = ended.end_clock
         self._leave(ended)
         return ended
+
+    def replace_ends(self, end_clocks: Sequence[float]) -> None:
+        """What runs ends elsewhere than was thought: by the clock, in the order of ``ends``; ties by the answers."""
+        moved = zip(self.ends, end_clocks, strict=True)
+        self.ends = sorted(running._replace(end_clock=max(end, self.clock)) for running, end in moved)
+        self._end_clocks = [running.end_clock for running in self.ends]
 
     def evict(self, now: float) -> list[Running]:
         """The youngest sequences, which a full KV cache gives up, after all that it only holds."""
@@ -276,7 +302,7 @@ class RolloutServer:
             return
         self.paused = False
         if recompute:
-            self._prefill(self.context, self.squares)
+            self._prefill(now, self.context, self.squares)
         else:
             self.at_s += self._unfinished_s
             self.prefill_s += self._unfinished_s
@@ -299,7 +325,7 @@ class RolloutServer:
 
     def tokens_of(self, entry: Running) -> float:
         """Tokens that a sequence has by the clock."""
-        return self.clock - entry.start_clock
+        return max(0.0, self.clock - entry.start_clock)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -309,8 +335,11 @@ class RolloutServer:
         self.context += running * x
         self.clock += x
 
-    def _prefill(self, tokens: float, squares: float) -> None:
+    def _prefill(self, now: float, tokens: float, squares: float) -> None:
         seconds = self._prefill_seconds(tokens, squares)
+        if self._prefill_call_s and tokens and self._prefill_called_s != now:
+            self._prefill_called_s = now
+            seconds += self._prefill_call_s * self.slowness
         self.prefill_s += seconds
         self.at_s += seconds
 

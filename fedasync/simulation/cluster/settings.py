@@ -15,7 +15,8 @@ class ClusterSettings:
 
     ``updates`` counts prompt groups that were trained, ``versions`` committed steps. ``divergence`` says how far the
     trained policy moves from the published one, for publication rules that measure it. ``keep_rollouts`` keeps the
-    table of answers, a row an answer.
+    table of answers, a row an answer. Where something is learnt, every ``evaluate_every``-th version is evaluated
+    (None: none).
     """
 
     versions: int | None = None
@@ -24,13 +25,14 @@ class ClusterSettings:
     warm_up_versions: int = 0
     divergence: ModelledDivergence | None = None
     keep_rollouts: bool = True
+    evaluate_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.versions is None and self.time_s is None and self.updates is None:
             raise ValueError("a run needs an end: give versions, time_s, or updates")
         if self.time_s is not None:
             check_real("time_s", self.time_s, 0, inf, above=True)
-        for name in ("versions", "updates"):
+        for name in ("versions", "updates", "evaluate_every"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         check_integer("warm_up_versions", self.warm_up_versions, 0)

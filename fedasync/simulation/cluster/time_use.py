@@ -1,22 +1,12 @@
-"""What the trainer and the servers did with their time, and how long each step took."""
+"""What the trainer and the servers did with their time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from fedasync.core import Coordinator, Step
 from fedasync.simulation.cluster.cluster import Cluster
 from fedasync.simulation.cluster.rollouts import Rollouts
 
-if TYPE_CHECKING:
-    import polars as pl
-
 TRAINER = ("training", "syncing", "switching", "waiting", "down")
 SERVERS = ("decoding", "prefilling", "paused", "down", "idle")
-PARTS = {"waiting": "wait_s", "syncing": "sync_s", "switching": "switch_s", "down": "down_s", "lost": "lost_s"}
-"""What a step's time is spent on besides ``train_s``, and the metrics that say how long; they add up to ``step_s``."""
 
 
 class TimeUse:
@@ -67,63 +57,3 @@ class TimeUse:
             "paused": sum(server.paused_s for server in self._servers),
             "down": sum(server.down_s for server in self._servers),
         }
-
-
-class StepTimes:
-    """A row a committed version: how long it took, what the trainer did meanwhile, what it was made of."""
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, float]] = []
-        self._at_s: list[float] = []
-        self._open: dict[str, float] = {}
-        self._parts = dict.fromkeys(PARTS.values(), 0.0)
-        self._last_s = 0.0
-        self.training_s = 0.0
-        """Spent in committed steps."""
-
-    def begin(self, step: Step, train_s: float, tokens: float) -> None:
-        """The trainer begins a step, perhaps anew after a crash."""
-        ages = [step.staleness(arrival) for arrival in step.entering]
-        self._open = {
-            "train_s": train_s,
-            "tokens": tokens,
-            "staleness_mean": sum(ages) / len(ages),
-            "staleness_max": max(ages),
-            "groups": len(ages),
-        }
-
-    def committed(self, coordinator: Coordinator, now: float) -> None:
-        """The step has become a version."""
-        step_s = now - self._last_s
-        self.training_s += self._open["train_s"]
-        self._rows.append(
-            {
-                "step_s": step_s,
-                **self._open,
-                **self._parts,
-                "tokens_per_second": self._open["tokens"] / step_s if step_s > 0 else float("inf"),
-                "publications": coordinator.publications,
-                "checks": coordinator.checks,
-            }
-        )
-        self._at_s.append(now)
-        self._last_s, self._parts = now, dict.fromkeys(PARTS.values(), 0.0)
-
-    def spent(self, what: str, seconds: float) -> None:
-        """So long the trainer was at one of `PARTS`: part of the time of the step that is committed next."""
-        self._parts[PARTS[what]] += seconds
-
-    def table(self) -> pl.DataFrame:
-        """time_s, version, name, value."""
-        import polars as pl
-
-        names = list(self._rows[0]) if self._rows else []
-        values: list[Any] = [float(row[name]) for row in self._rows for name in names]
-        return pl.DataFrame(
-            {
-                "time_s": np.repeat(np.array(self._at_s, np.float64), len(names)),
-                "version": np.repeat(np.arange(1, len(self._rows) + 1, dtype=np.int64), len(names)),
-                "name": pl.Series(names * len(self._rows), dtype=pl.String),
-                "value": np.array(values, np.float64),
-            }
-        )

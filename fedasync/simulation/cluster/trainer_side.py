@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedasync.core import Cancelled, Coordinator, Published, Step
+from fedasync.core import Coordinator, Published, Step
+from fedasync.rl.group_driver import CRASHED
+from fedasync.runs.step_times import StepTimes
 from fedasync.simulation.cluster.cluster import Cluster
-from fedasync.simulation.cluster.publishing import AllAtOnce, OneByOne, Publishing
+from fedasync.simulation.cluster.contention import SharedWork
+from fedasync.simulation.cluster.publishing import PUBLISHING, Publishing
 from fedasync.simulation.cluster.settings import ClusterSettings
-from fedasync.simulation.cluster.time_use import StepTimes, TimeUse
+from fedasync.simulation.cluster.time_use import TimeUse
 from fedasync.simulation.measuring import measuring
 
 if TYPE_CHECKING:
@@ -27,8 +30,7 @@ class TrainerSide:
         self._cost = cluster.trainer_cost
         self._switch_s = cluster.switch_s if cluster.colocated else 0.0
         self._measured = measuring(simulation.coordinator.strategy, settings.divergence, seed)
-        kind = AllAtOnce if cluster.weights.order == "all_at_once" or cluster.colocated else OneByOne
-        self.publishing: Publishing = kind(
+        self.publishing: Publishing = PUBLISHING[cluster.weights.order](
             cluster, simulation.rollouts, lambda: simulation.now, simulation.later, simulation.mishaps, self._loaded
         )
         self.times = StepTimes()
@@ -42,6 +44,11 @@ class TrainerSide:
         """… or until the GPUs of a colocated cluster generate again."""
         self._stands_still = False
         """The GPUs of a colocated cluster have stopped generating, for a step."""
+        self._evaluation_is_due = self._evaluating = False
+        self._work: SharedWork | None = None
+        """The step that it makes, where servers slow it down."""
+        self._turn = 0
+        """Counts what was foreseen of that work."""
         self._free_since_s = self._training_since_s = self._sync_began_s = self._down_since_s = 0.0
 
     @property
@@ -71,21 +78,42 @@ class TrainerSide:
 
     def _begin(self) -> None:
         simulation, step = self._simulation, self._step
-        if step is None or self._training or self.holds_up or simulation.ended:
+        if self._training or self._evaluating or self.holds_up or simulation.ended:
             return
-        now = simulation.now
+        if self._evaluation_is_due:
+            self._evaluate()
+            return
+        if step is None:
+            return
+        latency_s = self._cluster.trainer.latency_s
+        begins_s = simulation.now + latency_s
         self._training = True
         tokens, squares, answers = simulation.sizes([arrival.lease.id for arrival in step.entering])
         seconds = self._cost.seconds(tokens, squares, answers)
         self.times.begin(step, seconds, tokens)
-        self._spent("waiting", self._free_since_s, now)
-        self._training_since_s = now
+        self._spent("waiting", self._free_since_s, begins_s)
+        self._training_since_s = begins_s
+        crashes = simulation.mishaps.crashes
+        if latency_s:
+            simulation.later(latency_s, lambda: self._train(seconds, crashes))
+        else:
+            self._train(seconds, crashes)
+
+    def _train(self, seconds: float, crashes: int) -> None:
+        """So long the step takes if nobody slows it down."""
+        simulation = self._simulation
+        if crashes != simulation.mishaps.crashes:
+            return
         if self._cluster.colocated:
             self._stands_still = True
-            simulation.rollouts.pause(simulation.rollouts.servers, now)
+            simulation.rollouts.pause(simulation.rollouts.servers, simulation.now)
             seconds += self._switch_s
-        crashes = simulation.mishaps.crashes
-        simulation.later(seconds, lambda: self._end(crashes))
+        if self._cluster.contention.is_none:
+            simulation.later(seconds, lambda: self._end(crashes))
+            return
+        self._slow_servers(self._cluster.contention.servers)
+        self._work = SharedWork(seconds, simulation.now, self._slowed)
+        self._foresee(crashes)
 
     def _end(self, crashes: int) -> None:
         """The step is done, unless the trainer has crashed in it."""
@@ -93,31 +121,116 @@ class TrainerSide:
         if crashes != simulation.mishaps.crashes:
             return
         now, coordinator = simulation.now, simulation.coordinator
+        if self._work is not None:
+            self._let_servers_go()
+            self.times.took(now - self._training_since_s)
+        metrics = self._learn()
         self._training, self._step = False, None
         self.use.trainer("training", self._training_since_s, now - self._switch_s)
         self._spent("switching", now - self._switch_s, now)
         self._free_since_s = now
-        measured = None if self._measured is None else self._measured(coordinator, now)
+        measured = self._measure(now)
         published = coordinator.published
-        events = coordinator.commit(now, measured)
-        events.sort(key=lambda event: not isinstance(event, Cancelled))  # they stop before anything is loaded
-        self.times.committed(coordinator, now)
+        events = simulation.driver.commit(now, measured)
+        self.times.committed(coordinator, now, metrics)
         if coordinator.version == self._settings.warm_up_versions:
             self.use.start_over(now)
         simulation.mishaps.committed()
-        simulation.count_versions()
         if self._cluster.colocated and coordinator.published == published:
             self._syncing = self._switching = True
             simulation.later(self._switch_s, self._generate_again)
-        simulation.handle(events)
+        every = self._settings.evaluate_every
+        if self._cluster.trainer.evaluate_s and every is not None and coordinator.version % every == 0:
+            self._evaluation_is_due = True
+        simulation.driver.handle(events, now)
+        if self._evaluation_is_due:
+            self._begin()
+
+    def _evaluate(self) -> None:
+        """Between two steps, once weights are written; the trainer counts as waiting."""
+        simulation = self._simulation
+        self._evaluation_is_due, self._evaluating = False, True
+        crashes = simulation.mishaps.crashes
+        simulation.later(self._cluster.trainer.evaluate_s, lambda: self._evaluated(crashes))
+
+    def _evaluated(self, crashes: int) -> None:
+        if crashes == self._simulation.mishaps.crashes:
+            self._evaluating = False
+            self._begin()
+
+    def _learn(self) -> dict[str, float]:
+        """Train for real on what the step takes, where something is learnt; what that says of itself."""
+        learnt, step = self._simulation.learnt, self._step
+        if learnt is None or step is None:
+            return {}
+        metrics = learnt.learning.train(learnt.take(sorted(arrival.lease.id for arrival in step.entering)))
+        every = self._settings.evaluate_every
+        if every is not None and (step.version + 1) % every == 0:
+            metrics |= learnt.learning.evaluate()
+        return metrics
+
+    def _measure(self, now: float) -> dict[str, float] | None:
+        """What the publication rule asks, of the real policies where there are some."""
+        coordinator, learnt = self._simulation.coordinator, self._simulation.learnt
+        if learnt is None:
+            return None if self._measured is None else self._measured(coordinator, now)
+        asks = coordinator.asks
+        return learnt.learning.measure(asks, coordinator.published) if asks else None
+
+    # -- contention --------------------------------------------------------------------------------------------
+
+    @property
+    def _slowed(self) -> float:
+        """How many times as long a step takes as things are."""
+        generates = any(server.ends and not server.paused for server in self._simulation.rollouts.servers)
+        return self._cluster.contention.trainer if generates else 1.0
+
+    def look(self) -> None:
+        """Something has happened: perhaps servers have begun to generate, or ended."""
+        if self._work is not None and self._slowed != self._work.times:
+            self._work.change(self._simulation.now, self._slowed)
+            self._foresee(self._simulation.mishaps.crashes)
+
+    def _foresee(self, crashes: int) -> None:
+        if self._work is None:
+            return
+        self._turn += 1
+        turn = self._turn
+        left_s = max(0.0, self._work.ends_s - self._simulation.now)
+        self._simulation.later(left_s, lambda: self._end(crashes) if turn == self._turn else None)
+
+    def _slow_servers(self, times: float) -> None:
+        simulation = self._simulation
+        for server in simulation.rollouts.servers:
+            simulation.rollouts.set_slowness(server, simulation.now, server.slowness * times)
+
+    def _let_servers_go(self) -> None:
+        """The step is over, or given up."""
+        self._work = None
+        self._turn += 1
+        self._slow_servers(1.0 / self._cluster.contention.servers)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
     def publish(self, event: Published) -> None:
         """Bring the new weights to the servers."""
-        self._syncing = self.publishing.holds_up
+        if self._simulation.learnt is not None:
+            self._simulation.learnt.learning.publish(event.version)
         self._sync_began_s = self._simulation.now
+        if publish_s := self._cluster.weights.publish_s:
+            self._syncing = True
+            self._simulation.later(publish_s, lambda: self._written(event))
+        else:
+            self._syncing = self.publishing.holds_up
+            self.publishing.begin(event.version, event.in_flight)
+
+    def _written(self, event: Published) -> None:
+        """The weights lie where servers find them."""
         self.publishing.begin(event.version, event.in_flight)
+        if not self.publishing.holds_up:
+            if not self._crashed:
+                self._spent("syncing", self._sync_began_s, self._simulation.now)
+            self._free()
 
     def _loaded(self) -> None:
         """The servers have the new weights, or need nothing more of the trainer."""
@@ -157,14 +270,17 @@ class TrainerSide:
         """
         simulation = self._simulation
         self._book()
-        self._crashed, self._training = True, False
+        if self._work is not None:
+            self._let_servers_go()
+        self._crashed, self._training, self._evaluating = True, False, False
         self._down_since_s = self._free_since_s = simulation.now
         old = simulation.coordinator
-        simulation.coordinator = Coordinator.restore(old.strategy, old.snapshot(), simulation.log)
+        simulation.driver.coordinator = Coordinator.restore(old.strategy, old.snapshot(), simulation.log)
         self._step = simulation.coordinator.step
         if not keeps_rollouts:
             for lease in simulation.coordinator.leases:
-                simulation.handle(simulation.coordinator.fail(lease.id, "the run crashed", simulation.now))
+                events = simulation.coordinator.fail(lease.id, CRASHED, simulation.now)
+                simulation.driver.handle(events, simulation.now)
 
     def restart(self, crash: int) -> None:
         """The trainer is back from its so-manieth crash, and makes again the step that it was in."""
@@ -193,7 +309,7 @@ class TrainerSide:
         what, since_s = next((what, since_s) for holds, what, since_s in states if holds)
         if what == "training":  # in vain: the step is made again, if ever
             self.use.trainer(what, since_s, self._simulation.now)
-            self.times.spent("lost", self._simulation.now - since_s)
+            self.times.spent("lost", max(0.0, self._simulation.now - since_s))
         else:
             self._spent(what, since_s, self._simulation.now)
 

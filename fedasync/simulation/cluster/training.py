@@ -36,7 +36,9 @@ class Trainer:
     * ``step_s``: whatever is trained.
     * ``seconds_per_token``, with or without ``seconds_per_sequence``: a fitted line, whatever the GPUs.
 
-    Each step takes ``fixed_s`` more, and ``minibatch_s`` for each of its ``minibatches``.
+    Each step takes ``fixed_s`` more, and ``minibatch_s`` for each of its ``minibatches``. It begins ``latency_s`` after
+    its groups are there and the trainer is free, which waits meanwhile: messages between processes. An evaluation takes
+    the trainer ``evaluate_s``, where the run evaluates (``evaluate_every``).
     """
 
     mfu: float | None = None
@@ -49,6 +51,8 @@ class Trainer:
     minibatch_s: float = 0.0
     recompute_logprobs: bool = True
     activation_recompute: bool = False
+    latency_s: float = 0.0
+    evaluate_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("recompute_logprobs", "activation_recompute"):
@@ -61,7 +65,15 @@ class Trainer:
             check_real("trainer: mfu", self.mfu, 0, 1, above=True)
         if self.tokens_per_second_per_gpu is not None:
             check_real("trainer: tokens_per_second_per_gpu", self.tokens_per_second_per_gpu, 0, above=True)
-        for name in ("step_s", "seconds_per_token", "seconds_per_sequence", "fixed_s", "minibatch_s"):
+        for name in (
+            "step_s",
+            "seconds_per_token",
+            "seconds_per_sequence",
+            "fixed_s",
+            "minibatch_s",
+            "latency_s",
+            "evaluate_s",
+        ):
             if getattr(self, name) is not None:
                 check_real(f"trainer: {name}", getattr(self, name), 0)
         check_integer("trainer: minibatches", self.minibatches, 1)

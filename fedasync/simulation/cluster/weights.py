@@ -9,7 +9,7 @@ from fedasync.core.bounds import check_choice, check_integer, check_real, check_
 from fedasync.simulation.cluster.hardware import Gpu, LanguageModel
 from fedasync.simulation.laws import Law
 
-Order = Literal["all_at_once", "one_by_one"]
+Order = Literal["all_at_once", "one_by_one", "each"]
 KvCache = Literal["recompute", "keep"]
 
 
@@ -21,7 +21,11 @@ class Weights:
     one GPU), then ``load_s``. ``sharded``: each GPU of a server receives its own part over its own link.
     ``transfer = false``: nothing travels, as where trainer and server share memory.
 
-    ``poll_s`` is drawn once an update where all servers load together, and for each server where they load one by one.
+    ``order``: all servers stop, load and go on together (``all_at_once``); in turn while the others generate
+    (``one_by_one``); or ``each`` by itself, whatever the others do. Before any of it the trainer writes the weights for
+    ``publish_s``, when it does nothing else and nothing is asked for.
+
+    ``poll_s`` is drawn once an update where all servers load together, and for each server where they do not.
     ``kv`` says what becomes of the KV cache of sequences that go on: computed anew under the new weights (as AReaL
     does), or kept.
     """
@@ -29,6 +33,7 @@ class Weights:
     pause_s: float = 0.0
     bytes_per_second: float | None = None
     load_s: float = 0.0
+    publish_s: float = 0.0
     poll_s: Law | float = 0.0
     order: Order = "all_at_once"
     kv: KvCache = "recompute"
@@ -41,6 +46,7 @@ class Weights:
         check_type("weights: poll_s", self.poll_s, Law | int | float, "a number ≥ 0, or a law such as Constant(1.0)")
         check_real("weights: pause_s", self.pause_s, 0)
         check_real("weights: load_s", self.load_s, 0)
+        check_real("weights: publish_s", self.publish_s, 0)
         if isinstance(self.poll_s, int | float):
             check_real("weights: poll_s", self.poll_s, 0)
         if self.bytes_per_second is not None:

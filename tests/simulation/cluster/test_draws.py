@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedasync.simulation.cluster.draws import Draws, quantiles, whole_tokens
+from fedasync.simulation.cluster.draws import quantiles, whole_tokens
 from fedasync.simulation.laws import (
     Constant,
     Exponential,
@@ -21,6 +21,7 @@ from fedasync.simulation.laws import (
     Zipf,
 )
 from fedasync.simulation.traces import Trace
+from fedasync.streams import Draws
 
 SIDE = 100
 

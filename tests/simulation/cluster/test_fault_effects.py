@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedasync.core import Barrier, Cohort, EveryVersion
+from fedasync.rl.partial_groups import PartialGroups
 from fedasync.runs.measures import event_table
 from fedasync.simulation.cluster import AllowShort, Faults, Refill, RequireFull, Reward
 from fedasync.simulation.cluster.agents import Tool, Turns
@@ -21,7 +22,6 @@ from fedasync.simulation.cluster.faults import (
     SyncFails,
     TrainerCrash,
 )
-from fedasync.simulation.cluster.groups import PartialGroups
 from fedasync.simulation.cluster.runtime import ClusterSimulation
 from fedasync.simulation.cluster.weights import Weights
 from fedasync.simulation.laws import Constant, Values

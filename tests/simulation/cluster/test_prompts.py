@@ -168,19 +168,19 @@ def test_each_epoch_holds_every_prompt_once_and_the_last_is_followed_by_none(
     count: int, seed: int, shuffle: bool
 ) -> None:
     stream = PromptStream(Prompts(1, Constant(5.0), count=count, epochs=3, shuffle=shuffle), seed)
-    found = [stream.prompt_at(position) for position in range(3 * count)]
+    found = [stream.order.prompt_at(position) for position in range(3 * count)]
     for epoch in range(3):
         own = found[epoch * count : (epoch + 1) * count]
         assert {place[1] for place in own if place} == {epoch}
         order = [place[0] for place in own if place]
         assert sorted(order) == list(range(count))
         assert shuffle or order == list(range(count))
-    assert stream.prompt_at(3 * count) is None
+    assert stream.order.prompt_at(3 * count) is None
 
 
 def test_epochs_are_shuffled_anew_and_every_place_is_as_likely() -> None:
     stream = PromptStream(Prompts(1, Constant(5.0), count=6), 0)
-    orders = [tuple(stream.prompt_at(6 * epoch + place)[0] for place in range(6)) for epoch in range(3_000)]  # type: ignore[index]
+    orders = [tuple(stream.order.prompt_at(6 * epoch + place)[0] for place in range(6)) for epoch in range(3_000)]  # type: ignore[index]
     assert len(set(orders)) > 690  # of 720, 708.8 on average
     for place in range(6):
         counts = Counter(order[place] for order in orders)
@@ -189,7 +189,7 @@ def test_epochs_are_shuffled_anew_and_every_place_is_as_likely() -> None:
 
 def test_without_a_count_every_prompt_is_a_new_one() -> None:
     stream = PromptStream(Prompts(1, Constant(5.0)), 0)
-    assert [stream.prompt_at(position) for position in (0, 1, 10**9)] == [(0, 0), (1, 0), (10**9, 0)]
+    assert [stream.order.prompt_at(position) for position in (0, 1, 10**9)] == [(0, 0), (1, 0), (10**9, 0)]
 
 
 # -- recorded --------------------------------------------------------------------------------------------------
@@ -285,7 +285,6 @@ def test_the_prompts_of_the_page_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({}, "prompts: give answer_tokens, or turns .*, got neither"),
         ({"answer_tokens": {"kind": "constant", "value": 5}, "turns": "v1_end"}, "got both"),
         (
             {"answer_tokens": {"median": 5}},

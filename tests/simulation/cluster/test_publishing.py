@@ -106,9 +106,10 @@ class OneRuns(Watched):
 
     all_paused = False
 
-    def _fill(self) -> None:
+    @property
+    def holds_up(self) -> bool:
         self.all_paused |= all(server.paused for server in self.rollouts.servers)
-        super()._fill()
+        return super().holds_up
 
 
 def run(order: str, poll_s: Any = 0.0) -> OneRuns:

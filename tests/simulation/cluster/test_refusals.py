@@ -16,11 +16,11 @@ from fedasync.core import Concurrency, Strategy, Tumbling
 from fedasync.report import Report
 from fedasync.report.cluster_figures import shares
 from fedasync.report.rollouts_table import readable_rollouts, rollouts_table
+from fedasync.rl.prompt_queue import PromptQueue
 from fedasync.simulation.cluster import AllowShort, Cluster, ClusterSettings, Prompts, Reward, simulate_cluster
 from fedasync.simulation.cluster.agents import Tool, Turns
 from fedasync.simulation.cluster.draws import MOST_TOKENS
 from fedasync.simulation.cluster.lengths import AnswerTokens, TwoLevel, largest
-from fedasync.simulation.cluster.prompt_queue import PromptQueue
 from fedasync.simulation.cluster.prompts import MOST_PROMPTS, PromptStream
 from fedasync.simulation.cluster.training import Trainer
 from fedasync.simulation.cluster.weights import Weights
@@ -61,7 +61,7 @@ def test_a_queue_looks_for_a_prompt_that_need_not_wait_and_ends(
     count: int, waiting: set[int], shuffle: bool, calls: int
 ) -> None:
     """It finds one as long as there is one, in whatever epoch, and does not look for ever where there is none."""
-    queue = PromptQueue(PromptStream(prompts(count=count, shuffle=shuffle), 0), 3)
+    queue = PromptQueue(PromptStream(prompts(count=count, shuffle=shuffle), 0).order, 3)
     free = set(range(count)) - waiting
     for _ in range(calls):
         asked = queue.next(waiting.__contains__)
@@ -227,7 +227,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         "partial_groups must be a RequireFull, an AllowShort or a Refill, got 'require_full'",
     ),
     (cluster, {"partial_groups": AllowShort}, "partial_groups must be a RequireFull, an AllowShort or a Refill, got <"),
-    (cluster, {"decoding": Trainer(mfu=0.4)}, "decoding must be a Decoding, a FixedSpeed or a SharedSpeed, got Train"),
+    (cluster, {"decoding": Trainer(mfu=0.4)}, "decoding must be a Decoding, a FixedSpeed, a SharedSpeed or a MeasuredSpeed, got Train"),
     (cluster, {"trainer": 3.0}, "trainer must be a Trainer, got 3.0"),
     (cluster, {"weights": None}, "weights must be a Weights, got None"),
     (cluster, {"reward": Constant(1.0)}, "reward must be a Reward, got Constant"),

@@ -41,7 +41,7 @@ def test_the_poll_delay_is_a_number_or_a_law_in_toml() -> None:
     law = parse(Weights, {"poll_s": {"kind": "uniform", "low": 0, "high": 5}, "order": "one_by_one"}, where)
     assert law == Weights(poll_s=Uniform(0.0, 5.0), order="one_by_one")
     assert parse(Weights, {"poll_s": {"kind": "constant", "value": 1.5}}, where).poll_s == Constant(1.5)
-    with pytest.raises(StudyError, match=r"cluster.weights.order: got 'x'|order: got \"x\"; 'all_at_once' or"):
+    with pytest.raises(StudyError, match=r"cluster.weights.order: got 'x'|order: got \"x\"; 'all_at_once', 'one_by_one' or 'each'"):
         parse(Weights, {"order": "x"}, where)
 
 
@@ -53,7 +53,7 @@ def test_the_poll_delay_is_a_number_or_a_law_in_toml() -> None:
         ({"bytes_per_second": 0.0}, "weights: bytes_per_second must be a finite number > 0, got 0.0"),
         ({"bytes_per_second": 1.0, "transfer": False}, "bytes_per_second says nothing where transfer = false"),
         ({"kv": "drop"}, "weights: kv must be 'recompute' or 'keep', got 'drop'"),
-        ({"order": "random"}, "weights: order must be 'all_at_once' or 'one_by_one', got 'random'"),
+        ({"order": "random"}, "weights: order must be 'all_at_once' or 'one_by_one' or 'each', got 'random'"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, object], told: str) -> None:

@@ -1,0 +1,206 @@
+"""An experiment of rollout workers and a trainer: its runs, one after the other, and what is published of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedasync.runs.run import Run, write
+from fedasync.studies import store
+from fedasync.studies.command import console_for_tables, tell, warn
+from fedasync.studies.errors import StudyError
+from fedasync.studies.execute import EARLY, error_log
+from fedasync.studies.experiment import PREDICTED, show_published, why_stopped
+from fedasync.studies.measurements import Measurement, any_finished
+from fedasync.studies.publish import describe, remember
+from fedasync.studies.run_progress import shown
+from fedasync.studies.signals import left_on_signals
+from fedasync.studies.trainer_file import TrainerExperiment, load
+from fedasync.studies.trainer_parts import TrainerParts, build_trainer
+from fedasync.studies.trainer_progress import TOLD, TrainerProgress
+from fedasync.trainer.run import FAILURES, POLICY, TrainerRequest
+
+PROGRESS, LOGS, LOCK = "progress", "logs", "lock"
+"""The folder beside the runs in which one is made, and there its processes' logs and who makes it."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is to be made, with its parts."""
+
+    one: Measurement
+    parts: TrainerParts
+    where: str
+
+    @property
+    def progress(self) -> Path:
+        """Where it is made; what an interrupted run goes on from lies there."""
+        return self.one.folder.parent.parent / PROGRESS / self.one.folder.name
+
+
+def run_trainer_experiment(
+    path: Path, command: str, changes: Sequence[str], seeds: int | None, out: Path | None
+) -> int:
+    """Make an experiment's runs one after the other, publish them, and hold them against their prediction.
+
+    As ``run_experiment``. A run that is interrupted goes on from its newest checkpoint.
+    """
+    console, complaints = console_for_tables(), Console(stderr=True, soft_wrap=True)
+    experiment = load(path, changes, seeds)
+    study = experiment.study
+    folder = out or Path("results") / study.name
+    plans = planned(experiment, folder)
+    runs = [each.one for each in plans]
+    store.sweep(folder / "runs")
+    finished = sum(store.is_finished(one.folder) for one in runs)
+    console.print(
+        f"[bold]{escape(study.header.title)}[/bold]  ({len(runs)} runs, {finished or 'none'} finished before)"
+    )
+    warn((line for each in plans for line in each.parts.problem.warnings()), complaints)
+    try:
+        description = describe(study, [one.folder for one in runs], command)
+        remember(folder, description)
+        with left_on_signals():
+            errors = _make_all(plans, console, complaints)
+        made = show_published(folder, description, console) if any_finished(runs) else []
+        odd = [line for run in made if (line := oddity(run))]
+        tell(odd, complaints)
+        if experiment.prediction is not None:
+            unmade = [one for one in runs if not store.is_finished(one.folder)]
+            if unmade:
+                complaints.print(f"fedasync: nothing is predicted: {len(unmade)} of {len(runs)} runs are missing")
+            else:
+                from fedasync.studies.predict_rl import predict_rl
+
+                predict_rl(experiment, runs, folder, folder / PREDICTED, command, console)
+    except (KeyboardInterrupt, SystemExit, OSError) as error:
+        store.sweep(folder / "runs")
+        why, status = why_stopped(error, folder)
+        there = sum(store.is_finished(one.folder) for one in runs)
+        raise StudyError(
+            f"{why}; {there} of {len(runs)} runs are finished, and the same command goes on from there", status
+        ) from None
+    return 1 if errors or odd else 0
+
+
+def planned(experiment: TrainerExperiment, folder: Path) -> list[Planned]:
+    """Every run in the order in which it is made: all points of the axes with one seed before any with the next.
+
+    Checked as far as can be without making it. Raises StudyError for the first that cannot run.
+    """
+    study, found = experiment.study, []
+    for seed in study.header.seed_list:
+        for plan in study.plans([seed]):
+            labels = ", ".join(f"{axis} = {label}" for axis, label in plan.labels.items())
+            where = f"{study.path} ({labels})" if labels else str(study.path)
+            try:
+                parts = build_trainer(plan.config, where)
+            except SystemExit as error:  # a user's module, task or strategy
+                raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
+            inputs = store.inputs(plan.config, *parts.sources)
+            run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
+            found.append(Planned(Measurement(plan, study.name, folder / "runs" / run_id), parts, where))
+    if len({each.one.folder for each in found}) < len(found):
+        raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
+    return found
+
+
+def _make_all(plans: Sequence[Planned], console: Console, complaints: Console) -> list[str]:
+    """Make the runs that are not there yet; what went wrong, a line a run, told as it happens."""
+    errors: list[str] = []
+    for number, each in enumerate(plans, 1):
+        if store.is_finished(each.one.folder):
+            continue
+        place = f"run {number} of {len(plans)}: {each.one.labels}"
+        if (each.progress / "checkpoints").is_dir():
+            console.print(f"{place}: goes on from its last checkpoint", markup=False, highlight=False)
+        began_s = monotonic()
+        try:
+            run = make(each, place, console)
+        except (RuntimeError, ValueError) as error:
+            log = error_log(each.one.folder)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            write(log, "".join(traceback.format_exception(error)).encode())
+            told = " ".join(str(error).split())
+            errors.append(f"run {each.one.folder.name}: {told} (logs: {each.progress / LOGS}, traceback: {log})")
+            tell(errors[-1:], complaints)
+            continue
+        took = timedelta(seconds=round(monotonic() - began_s))
+        console.print(f"{place}: {_came_to(run)} (took {took})", markup=False, highlight=False)
+    return errors
+
+
+def make(planned: Planned, what: str, console: Console) -> Run:
+    """Make one run and keep it in its place: whole, or absent; ``what`` names it while its progress is shown.
+
+    Its folder has, beside the tables, the trained policy and what went wrong. Raises what ``TrainerRequest.make`` does.
+    """
+    one, parts = planned.one, planned.parts
+    request = TrainerRequest(
+        strategy=parts.strategy,
+        problem=parts.tables,
+        task_prompts=parts.problem.environment.prompts,
+        prompts=parts.prompts,
+        processes=parts.processes,
+        settings=parts.settings,
+        seed=one.plan.seed,
+        target=one.plan.config["targets"],
+        name=one.folder.name,
+        study=one.study,
+        labels=one.plan.labels,
+        config={**one.plan.config, "versions": store.versions(of_policies=True)},
+        where=planned.where,
+    )
+    progress = TrainerProgress(parts.settings.versions)
+    with _alone(planned.progress):
+        with shown(what, progress, console):
+            run = request.make(planned.progress, progress.told)
+        store.keep(run, one.folder, [planned.progress / name for name in (POLICY, FAILURES, LOGS)])
+        shutil.rmtree(planned.progress, ignore_errors=True)
+    error_log(one.folder).unlink(missing_ok=True)
+    return Run.load(one.folder)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else makes the run of this folder. Raises StudyError where somebody does."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StudyError(f"{folder}: another command makes this run; it can be waited for, or ended", 1) from None
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _came_to(run: Run) -> str:
+    """What a run came to, in a few words."""
+    summary = run.summary
+    final = [f"{words} {summary['final'][name]:.4g}" for name, words in TOLD.items() if name in summary["final"]]
+    return ", ".join(
+        [f"ended by {summary['ended']} at {summary['time_s']:.1f} s, version {summary['versions']}", *final]
+    )
+
+
+def oddity(run: Run) -> str | None:
+    """What a finished run met that its user should know of. Answers that failed are told by its tables."""
+    summary = run.summary
+    if summary["versions"] == 0:
+        return f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s, ended: {summary['ended']}"
+    if summary["ended"].startswith(EARLY):
+        return f"run {summary['run_id']}: {summary['ended']}"
+    return None

@@ -1,0 +1,90 @@
+"""An experiment file with [processes]: a study whose rollout workers and trainer are processes of this machine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedasync.studies.errors import StudyError, parse
+from fedasync.studies.experiment_file import Prediction, read_prediction
+from fedasync.studies.study import (
+    CONFIGURATION,
+    LEARNT,
+    SeedsUntil,
+    Study,
+    apply_changes,
+    check_axes,
+    read,
+    read_axis,
+    read_header,
+    read_report,
+)
+
+OWN = (*LEARNT, "prompts", "processes", "run", "strategy")
+"""Tables that configure a run; axes and ``--set`` may change them."""
+TABLES = ("study", *OWN, "targets", "axis", "prediction", "report")
+NOT_HERE = (
+    *(table for table in CONFIGURATION if table not in OWN),
+    *("federation", "deployment", "calibrate", "published"),
+)
+NEEDED = ("processes", "task", "policy", "sampling", "optimiser", "prompts", "run")
+SIMULATED = ("closed_forms",)
+"""Figures that need the law of every duration, which only a population has."""
+
+
+@dataclass(frozen=True)
+class TrainerExperiment:
+    """An experiment file, read. The base of its ``study`` has [processes] and no world."""
+
+    study: Study
+    prediction: Prediction | None
+
+
+def is_trainer(path: Path) -> bool:
+    """Whether an experiment's file is one of rollout workers and a trainer. Raises StudyError."""
+    return "processes" in read(path, (*TABLES, *NOT_HERE))
+
+
+def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> TrainerExperiment:
+    """Read an experiment file. ``changes`` are ``dotted.key=value`` with a TOML value; ``seeds``: as many.
+
+    Raises StudyError: file, key, what it got, what would be accepted.
+    """
+    content = read(path, (*TABLES, *NOT_HERE))
+    _demand_tables(content, path)
+    header = dict(content.get("study", {})) | ({} if seeds is None else {"seeds": seeds})
+    base = {table: copy.deepcopy(content[table]) for table in OWN if table in content}
+    axes = tuple(read_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
+    axes = apply_changes(base, axes, changes, OWN)
+    check_axes(axes, f"{path}: axis", OWN)
+    head = read_header(header, f"{path}: study")
+    if isinstance(head.seeds, SeedsUntil):
+        raise StudyError(f"{path}: study.seeds: got a rule; a number or a list would do, since runs take real time")
+    labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
+    report = read_report(content, path)
+    try:
+        report.check(labels)
+    except ValueError as error:
+        raise StudyError(f"{path}: {error}") from None
+    for figure in report.figures:
+        if figure in SIMULATED:
+            raise StudyError(f"{path}: report.figures: {figure!r} needs a simulated population; the others would do")
+    targets = parse(dict[str, float], content.get("targets", {}), f"{path}: targets")
+    study = Study(path.stem, path, head, base, axes, targets, report, content)
+    return TrainerExperiment(study, read_prediction(content, labels, report, path))
+
+
+def _demand_tables(content: dict[str, Any], path: Path) -> None:
+    """What a real run needs, and no table of another kind of run beside it."""
+    if strange := [table for table in NOT_HERE if table in content]:
+        written = f"[[{strange[0]}]]" if strange[0] in ("calibrate", "published") else f"[{strange[0]}]"
+        raise StudyError(
+            f"{path}: {written} beside [processes]: workers and trainer of such an experiment are processes of this "
+            "machine; the file without either would do"
+        )
+    for table in NEEDED:
+        if table not in content:
+            raise StudyError(f"{path}: the table [{table}] is missing")

@@ -1,0 +1,586 @@
+"""The controller of a real run on prompts: it knows the clock, the workers and the trainer, and asks the driver.
+
+One loop, one thread. What workers and the trainer say comes in through a listener, is told to the driver at one
+instant, and what follows is sent. Where the trainer dies, or the whole run, it goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedasync.core import Coordinator, EventLog, Lease, Published, Step, Strategy
+from fedasync.rl.engine import Finished, Request
+from fedasync.rl.group_driver import CRASHED, TOO_LONG, GroupDriver
+from fedasync.rl.prompt_order import PromptOrder
+from fedasync.rl.prompt_queue import Asked, PromptQueue
+from fedasync.rl.trajectory import Group
+from fedasync.runs.step_times import StepTimes
+from fedasync.trainer.answer_rows import ITERATION, answer_row
+from fedasync.trainer.crew import Crew, Worker, listed
+from fedasync.trainer.link import EOF, Link, Listener
+from fedasync.trainer.messages import (
+    Message,
+    evaluate,
+    finished_of,
+    iterations_of,
+    publish,
+    restore,
+    save,
+    stop,
+    train,
+)
+from fedasync.trainer.run_state import LEARNER, Checkpoint, RunState
+from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
+
+PARTS = {
+    "waiting": "wait_s",
+    "syncing": "sync_s",
+    "evaluating": "evaluate_s",
+    "saving": "save_s",
+    "down": "down_s",
+    "lost": "lost_s",
+}
+"""What a step's time is spent on besides ``train_s``, and the metrics that say how long; they add up to ``step_s``."""
+
+LOOK_S = 0.25
+"""How long the loop waits at most before it looks at the clock and at processes."""
+
+
+class TrainerFailedError(RuntimeError):
+    """The trainer, or a worker, said why it cannot go on; the message is that line."""
+
+
+class LostProcessError(RuntimeError):
+    """Processes died more often than they may."""
+
+
+class Processes(Protocol):
+    """Who starts processes again (`LocalProcesses`)."""
+
+    def restart(self, name: str) -> None: ...
+
+    def kill(self, name: str) -> None: ...
+
+    def runs(self, name: str) -> bool: ...
+
+    def ended(self) -> Sequence[Any]:
+        """Those that ended by themselves since this was last asked, with ``name`` and ``words``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that went wrong, and what was done."""
+
+    time_s: float
+    what: str
+
+
+class Controller:
+    """One run. ``run`` returns why it ended; then the fields tell what it made.
+
+    ``prompts`` is the size of the task's data set (None: without end). ``told`` is called with each new version's
+    metrics. Raises TrainerFailedError, LostProcessError, CheckpointError.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        prompts: int | None,
+        asked: PromptSettings,
+        processes: ProcessSettings,
+        settings: RunSettings,
+        seed: int,
+        state: RunState,
+        listener: Listener,
+        children: Processes,
+        told: Callable[[int, Mapping[str, float]], object] = lambda version, metrics: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.strategy, self._prompts, self._asked, self._seed = strategy, prompts, asked, seed
+        self._processes, self._settings = processes, settings
+        self._state, self._listener, self._children, self._told = state, listener, children, told
+        self._clock = clock
+        self.crew = Crew(processes.workers, processes.kv)
+        self.incidents: list[Incident] = []
+        self.failures: dict[str, int] = {}
+        """Answers that failed, by the reason as the log has it."""
+        self.restarts = 0
+        self._trainer: Link | None = None
+        self._trainer_is_new = False
+        self._begun = False
+        self._resumes_from: Checkpoint | None = None
+        self._waits_since_s = clock()
+        self._begin(state.newest())
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def _begin(self, checkpoint: Checkpoint | None) -> None:
+        """Everything as it was at a checkpoint, or as at the start; what was in flight is to be asked again."""
+        settings, asked = self._settings, self._asked
+        self._resumes_from = checkpoint
+        self.log = EventLog(self._state.events.append)
+        self.times = StepTimes(PARTS)
+        self._groups: dict[int, Group] = {}
+        self._results: dict[int, dict[int, tuple[Finished | None, float, float, int]]] = {}
+        self._leases: dict[int, Lease] = {}
+        self._step: Step | None = None
+        self._free_since_s = self.now = self._start_s = 0.0
+        self.trainer_s = dict.fromkeys(("training", *PARTS), 0.0)
+        """What the trainer's time was spent on, the beginning and the end of the run left out."""
+        self._outbox: list[Message] = []
+        self._holds_back = False
+        """What the trainer is told waits in the outbox, until all that follows from a commit is known."""
+        self._publishing: Published | None = None
+        self._evaluating: deque[int] = deque()
+        self._saving: deque[tuple[int, dict[str, Any]]] = deque()
+        told = None if checkpoint is None else checkpoint.state
+        if told is not None:
+            self.log.reasons.extend(told["reasons"])
+        coordinator = (
+            Coordinator(self.strategy, self.log)
+            if told is None
+            else Coordinator.restore(self.strategy, told["coordinator"], self.log)
+        )
+        order = PromptOrder(self._prompts, asked.epochs, shuffle=asked.shuffle, seed=self._seed)
+        self.driver = GroupDriver(
+            coordinator,
+            PromptQueue(order, self._processes.most_attempts),
+            asked.answers,
+            self,
+            partial_groups=self._processes.partial_groups,
+            dropped=self._processes.dropped,
+            versions=inf if settings.versions is None else settings.versions,
+            updates=inf if settings.updates is None else settings.updates,
+        )
+        if told is None or checkpoint is None:
+            return
+        self.driver.load(told["driver"])
+        self.times.load(told["times"])
+        self._groups = dict(checkpoint.groups)
+        self._free_since_s = self.now = told["time_s"]
+        self.trainer_s |= told["trainer_s"]
+        self.failures = dict(told["failures"])
+        self.incidents = [Incident(*each) for each in told["incidents"]]
+        self.note(f"the run goes on from version {checkpoint.version}")
+
+    def _picture(self) -> dict[str, Any]:
+        """The state that a checkpoint holds, beside rows and groups."""
+        self.log.flush()
+        return {
+            "coordinator": self.driver.coordinator.snapshot(),
+            "driver": self.driver.state(),
+            "times": self.times.state(),
+            "reasons": list(self.log.reasons),
+            "time_s": self.now,
+            "trainer_s": dict(self.trainer_s),
+            "failures": dict(self.failures),
+            "incidents": [[each.time_s, each.what] for each in self.incidents],
+        }
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """From here to the end of the run, which says why it ended."""
+        driver, settings = self.driver, self._settings
+        while not driver.ended:
+            for link, received in self._listener.poll(self._patience_s()):
+                self._look_at_the_clock()
+                if received is EOF:
+                    self._gone(link)
+                else:
+                    self._receive(link, received)
+                driver = self.driver  # a rollback makes another
+                if driver.ended:
+                    break
+            self._look_at_the_clock()
+            for ended in self._children.ended():
+                self._process_ended(ended.name, ended.words)
+            driver = self.driver
+            if driver.ended:
+                break
+            if self._begun:
+                timer_s = driver.coordinator.next_timer()
+                if timer_s is not None and timer_s <= self.now:
+                    driver.ring(self.now)
+                driver.fill(self.now)
+                if settings.time_s is not None and self.now >= settings.time_s:
+                    driver.ended = "time"
+                elif self._stands_still():
+                    driver.ended = f"data exhausted: {self.explain()}"
+            self.crew.flush()
+            self._watch()
+        return driver.ended
+
+    def finish(self, folder: Path, timeout_s: float = 600.0) -> None:
+        """The trainer saves its last version into ``folder``, and everybody is told to stop.
+
+        What is on its way, evaluations and checkpoints, is waited for; it is one version ahead where the run ended
+        while the trainer made a step. Raises TrainerFailedError where it does not come.
+        """
+        if self._trainer is None:
+            return
+        self._trainer.send(save(str(folder)))
+        until_s = self._clock() + timeout_s
+        while True:
+            for link, received in self._listener.poll(LOOK_S):
+                if link is not self._trainer:
+                    continue
+                if received is EOF:
+                    raise TrainerFailedError(f"the trainer died before it had saved {folder}")
+                if received.kind == "saved" and received.header["folder"] == str(folder):
+                    self._trainer.send(stop())
+                    self.crew.stop()
+                    return
+                self._receive(link, received)
+            if self._clock() > until_s:
+                raise TrainerFailedError(f"the trainer has not saved {folder} within {timeout_s:g} s")
+
+    def explain(self) -> str:
+        """Who waits for whom, in one line."""
+        parts = [self.driver.coordinator.explain()]
+        missing = [worker.number for worker in self.crew.workers if not worker.ready]
+        if missing:
+            parts.append(f"rollout worker{'s' * (len(missing) > 1)} {listed(missing)} not there")
+        if self.crew.outstanding or self.crew.pending:
+            parts.append(f"{self.crew.outstanding} answers are with workers, {self.crew.pending} wait for one")
+        if self._trainer is None:
+            parts.append("the trainer is not there")
+        elif self._step is not None:
+            parts.append(f"the trainer makes version {self._step.version + 1}")
+        elif self._publishing is not None:
+            parts.append(f"the trainer publishes version {self._publishing.version}")
+        if self.driver.queue.exhausted:
+            parts.append("the data set is exhausted")
+        return "; ".join(parts)
+
+    def note(self, what: str) -> None:
+        """Something went wrong."""
+        self.incidents.append(Incident(self.now, what))
+
+    def _look_at_the_clock(self) -> None:
+        if self._begun:
+            self.now = max(self.now, self._clock() - self._start_s)
+
+    def _patience_s(self) -> float:
+        """How long nothing needs to happen."""
+        timer_s = self.driver.coordinator.next_timer() if self._begun else None
+        return LOOK_S if timer_s is None else min(LOOK_S, max(0.0, timer_s - self.now))
+
+    def _stands_still(self) -> bool:
+        """Nothing will ever happen any more."""
+        coordinator = self.driver.coordinator
+        nobody = not coordinator.in_flight and self._step is None and self._publishing is None
+        return self.driver.queue.exhausted and nobody
+
+    def _watch(self) -> None:
+        """Whoever waits too long says for whom, and the run fails."""
+        now_s = self._clock()
+        for worker in self.crew.ready:
+            if now_s - worker.heard_s > self._processes.silent_s:
+                self.note(f"worker {worker.number} has said nothing for {self._processes.silent_s:g} s and is killed")
+                worker.heard_s = now_s
+                self._children.kill(f"worker-{worker.number}")
+        limit_s = self._settings.watchdog_s if self._begun else self._processes.start_timeout_s
+        if now_s - self._waits_since_s > limit_s:
+            what = "no new version" if self._begun else "the run has not begun"
+            self.driver.ended = f"stalled: {what} for {limit_s:g} s: {self.explain()}"
+
+    # -- processes ---------------------------------------------------------------------------------------------
+
+    def _process_ended(self, name: str, words: str) -> None:
+        """A process has ended by itself: it is started again, if it may."""
+        self.note(words)
+        if self.restarts >= self._processes.restarts:
+            raise LostProcessError(
+                f"{words}; processes were started again {self.restarts} times (processes.restarts); {self.explain()}"
+            )
+        self.restarts += 1
+        self._children.restart(name)
+
+    def _gone(self, link: Link) -> None:
+        """A link has ended: who was there has died, or will."""
+        if link is self._trainer:
+            self._trainer = None
+            self._roll_back()
+            return
+        worker = self.crew.of(link)
+        if worker is None:
+            return
+        for answer in self.crew.lost(worker):
+            self._lose(answer, "worker died", own_fault=False)
+
+    def _roll_back(self) -> None:
+        """The trainer and what it knew have gone: the run goes on from the newest checkpoint."""
+        lost_s, version = self.now, self.driver.coordinator.version
+        incidents, failures = self.incidents, self.failures
+        self.crew.start_over()
+        self._begin(self._state.newest())
+        back = self.driver.coordinator.version
+        self.incidents, self.failures = incidents, failures
+        self.note(f"the trainer died at version {version}, {lost_s:.1f} s; the run goes on from version {back}")
+        self._begun = False
+        self._waits_since_s = self._clock()
+
+    def _receive(self, link: Link, message: Message) -> None:
+        """Do what a message says."""
+        header = message.header
+        if message.kind == "hello":
+            self._hello(link, header)
+            return
+        if message.kind == "failed" and header["fatal"]:
+            raise TrainerFailedError(f"{'the trainer' if link is self._trainer else 'a worker'}: {header['what']}")
+        if link is self._trainer:
+            self._from_trainer(message)
+        elif (worker := self.crew.of(link)) is not None:
+            worker.heard_s = self._clock()
+            self._from_worker(worker, message)
+
+    def _hello(self, link: Link, header: Mapping[str, Any]) -> None:
+        now_s = self._clock()
+        if header["kind"] == "trainer":
+            self._trainer, self._trainer_is_new = link, True
+        else:
+            self.crew.joined(header["number"], link, now_s, 0.0 if link.local else now_s - header["clock_s"])
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def _from_worker(self, worker: Worker, message: Message) -> None:
+        match message.kind:
+            case "ready":
+                self.crew.begins(worker)
+                self._begin_when_all_are_there()
+            case "finished":
+                for finished in finished_of(message):
+                    self._answered(worker, finished)
+            case "loaded":
+                worker.version = message.header["version"]
+            case "iterations":
+                self._note_iterations(worker, message)
+            case "failed":
+                self.note(f"worker {worker.number} goes on under its old weights: {message.header['what']}")
+                self.crew.load_again(worker)
+            case "pulse":
+                pass
+            case kind:
+                raise TrainerFailedError(f"worker {worker.number} said {kind!r}, which no worker says")
+
+    def _answered(self, worker: Worker, finished: Finished) -> None:
+        """An answer has ended on a worker."""
+        answer = self.crew.came_back(worker, finished.answer)
+        if answer is None or not self._begun:
+            return
+        if finished.trajectory is None:
+            self._lose(answer, finished.failure or "no answer", own_fault=finished.own_fault)
+            return
+        lease, index = divmod(answer, self.driver.answers)
+        start_s, end_s = (each + worker.offset_s - self._start_s for each in (finished.start_s, finished.end_s))
+        start_s = min(max(start_s, self._leases[lease].admitted_s), self.now)
+        end_s = min(max(end_s, start_s), self.now)
+        self._results.setdefault(lease, {})[index] = (finished, start_s, end_s, worker.number)
+        self.driver.generated(answer, self.now)
+        self.driver.complete(answer, self.now)
+
+    def _lose(self, answer: int, why: str, *, own_fault: bool) -> None:
+        """An answer will not come; the log has the reason up to its first colon, failures and incidents all of it."""
+        reason = why.split(":", maxsplit=1)[0]
+        own_fault = own_fault or reason == TOO_LONG
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+        if own_fault:
+            prompt = self._leases[answer // self.driver.answers].worker
+            self.note(f"an answer to prompt {prompt} failed: {why}")
+        self.driver.lose(answer, reason, self.now, own_fault=own_fault)
+
+    def _note_iterations(self, worker: Worker, message: Message) -> None:
+        import numpy as np
+
+        if not self._begun:
+            return
+        rows = [
+            (worker.number, each.at_s + worker.offset_s - self._start_s, *each[1:]) for each in iterations_of(message)
+        ]
+        self._state.iterations.append(np.array(rows, ITERATION).tobytes())
+
+    # -- trainer -----------------------------------------------------------------------------------------------
+
+    def _from_trainer(self, message: Message) -> None:
+        header = message.header
+        match message.kind:
+            case "ready":
+                if self._resumes_from is not None:
+                    self._send(restore(str(self._resumes_from.learner)))
+                else:
+                    self._publish_first()
+            case "restored":
+                self._publish_first()
+            case "published":
+                self._published(header)
+            case "trained":
+                self._trained(header)
+            case "evaluated":
+                self._spent("evaluating", header["seconds"])
+                version = self._evaluating.popleft()
+                self.times.add(version, header["metrics"])
+                self._told(version, header["metrics"])
+            case "saved":
+                self._spent("saving", header["seconds"])
+                version, picture = self._saving.popleft()
+                self._state.complete(version, picture)
+            case kind:
+                raise TrainerFailedError(f"the trainer said {kind!r}, which no trainer says")
+
+    def _send(self, message: Message) -> None:
+        if self._holds_back:
+            self._outbox.append(message)
+        elif self._trainer is not None:
+            self._trainer.send(message)
+
+    def _spent(self, what: str, seconds: float) -> None:
+        """Until now the trainer was at this, and before that it waited."""
+        began_s = max(self._free_since_s, self.now - seconds)
+        for which, spent_s in ((what, self.now - began_s), ("waiting", began_s - self._free_since_s)):
+            self.trainer_s[which] += spent_s
+            if which != "training":
+                self.times.spent(which, spent_s)
+        self._free_since_s = self.now
+
+    def _publish_first(self) -> None:
+        """The weights with which the run begins, or goes on."""
+        version = self.driver.coordinator.published
+        self._publishing = Published(version, "interrupt")
+        self._send(publish(version))
+
+    def _published(self, header: Mapping[str, Any]) -> None:
+        """The weights are in the channel: workers are told, before they are asked for anything more."""
+        event = self._publishing
+        if event is None or header["version"] != event.version:
+            return  # of a run that was rolled back
+        self._publishing = None
+        self.crew.load(event.version, drain=event.in_flight == "continue")
+        if self._begun:
+            self._spent("syncing", header["seconds"])
+        self._trainer_is_new = False
+        self._begin_when_all_are_there()
+
+    def _begin_when_all_are_there(self) -> None:
+        """The clock starts when everybody is there and has the weights."""
+        if self._begun or self._trainer is None or self._trainer_is_new or self._publishing is not None:
+            return
+        if len(self.crew.ready) < len(self.crew.workers):
+            return
+        self._begun = True
+        self._start_s = self._clock() - self.now
+        self._waits_since_s = self._clock()
+        self._free_since_s = self.now
+        coordinator = self.driver.coordinator
+        for lease in coordinator.leases:  # in flight when the run, or its trainer, ended
+            self._leases[lease.id] = lease
+            self.driver.handle(coordinator.fail(lease.id, CRASHED, self.now), self.now)
+        if coordinator.step is not None:
+            self.take(coordinator.step, self.now)
+        self.driver.fill(self.now)
+
+    def _trained(self, header: Mapping[str, Any]) -> None:
+        """The step has been made."""
+        step, now = self._step, self.now
+        if step is None or header["version"] != step.version + 1:
+            return  # of a run that was rolled back
+        if self.driver.ended:
+            self.note(f"the trainer made version {header['version']} after the end, which is only in what it saves")
+            return
+        driver, coordinator = self.driver, self.driver.coordinator
+        self._step = None
+        train_s, metrics = min(header["train_s"], now - self._free_since_s), header["metrics"]
+        self.times.begin(step, train_s, metrics.get("tokens", 0.0))
+        self._spent("training", train_s)
+        for arrival in step.entering:
+            self._groups.pop(arrival.lease.id)
+        self._holds_back = True
+        events = driver.commit(now, header["measured"] or None)
+        self.times.committed(coordinator, now, metrics)
+        self._waits_since_s = self._clock()
+        version = coordinator.version
+        driver.handle(events, now)
+        every = self._settings.checkpoint_every
+        if every is not None and version % every == 0 and coordinator.published == version and not driver.ended:
+            # A picture of this moment, which counts when the trainer's part of it is there.
+            self._saving.append((version, self._state.save(version, self._picture(), self._groups.values())))
+            self._outbox.append(save(str(self._state.place(version) / LEARNER)))
+        every = self._settings.evaluate_every
+        if every is not None and version % every == 0:
+            self._evaluating.append(version)
+            self._outbox.append(evaluate())
+        # The weights first, for which workers wait; then what is to be done with this version; then the next one.
+        order = ("publish", "save", "evaluate", "train")
+        outbox, self._outbox, self._holds_back = self._outbox, [], False
+        for message in sorted(outbox, key=lambda message: order.index(message.kind)):
+            self._send(message)
+        self._told(version, metrics)
+
+    # -- what the driver wants ---------------------------------------------------------------------------------
+
+    @property
+    def holds_up(self) -> bool:
+        """New answers are asked for once their weights are where workers find them."""
+        return not self._begun or self._publishing is not None
+
+    def start(self, lease: Lease, asked: Asked, now: float) -> str | None:
+        self._leases[lease.id] = lease
+        first = lease.id * self.driver.answers
+        for index in range(self.driver.answers):
+            self.crew.ask(Request(first + index, asked.prompt, asked.epoch, index))
+        return None
+
+    def again(self, answer: int, now: float) -> None:
+        lease, index = divmod(answer, self.driver.answers)
+        asked = self.driver.asked[lease]
+        self.crew.ask(Request(answer, asked.prompt, asked.epoch, index))
+
+    def stop(self, leases: Sequence[int], left_out: Container[int], now: float) -> None:
+        answers = self.driver.answers
+        self.crew.withdraw([lease * answers + index for lease in leases for index in range(answers)])
+        for lease in leases:
+            self._write_answers(lease)
+            self._leases.pop(lease)
+
+    def dropped(self, lease: int) -> None:
+        self._groups.pop(lease, None)
+
+    def delivers(self, lease: int, left_out: Collection[int], now: float) -> str | None:
+        """The group is whole, or as whole as it will be: it waits for the trainer."""
+        self._write_answers(lease)
+        results = self._results.pop(lease)
+        told = self._leases.pop(lease)
+        finished = [results[index][0] for index in sorted(results)]
+        found = tuple(each.trajectory for each in finished if each is not None and each.trajectory is not None)
+        self._groups[lease] = Group(lease, told.worker, told.base_version, found, self.driver.answers)
+        return None
+
+    def take(self, step: Step, now: float) -> None:
+        self._step = step
+        if self.driver.ended:
+            return
+        # In the order in which they were asked for, not in that of their arrival: sums then have the same bits.
+        groups = [self._groups[lease] for lease in sorted(arrival.lease.id for arrival in step.entering)]
+        self._send(train(step.version + 1, groups, sorted(self.driver.coordinator.asks)))
+
+    def publish(self, event: Published, now: float) -> None:
+        self._publishing = event
+        self._send(publish(event.version))
+
+    def write_unfinished(self) -> None:
+        """The run has ended: rows of the answers of what is still in flight."""
+        for lease in sorted(self._leases):
+            self._write_answers(lease)
+
+    def _write_answers(self, lease: int) -> None:
+        told, results = self._leases[lease], self._results.get(lease, {})
+        for index in range(self.driver.answers):
+            finished, start_s, end_s, worker = results.get(index, (None, told.admitted_s, nan, -1))
+            self._state.answers.append(answer_row(told, index, worker, finished, start_s, end_s))
