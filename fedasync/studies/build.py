@@ -130,7 +130,7 @@ def build_cluster(config: dict[str, Any], where: str) -> ClusterParts:
     if "seed" not in config:
         raise StudyError(f"{where}: seed: this key is missing")
     sources = (row, *problem_sources(config, where))
-    learning = _learning(problem, config["seed"], prompts.answers)
+    learning = _learning(problem, config["seed"], prompts.answers, settings.evaluation_prompts)
     return ClusterParts(strategy, cluster, prompts, faults, settings, sources, problem, learning)
 
 
@@ -166,11 +166,11 @@ def _of_task(table: dict[str, Any], count: int | None, where: str) -> dict[str, 
     return table if count is None else {**table, "count": count}
 
 
-def _learning(problem: Problem, seed: int, answers: int) -> Callable[[], Learning]:
+def _learning(problem: Problem, seed: int, answers: int, evaluation_prompts: int) -> Callable[[], Learning]:
     def learning() -> Learning:
         from fedasync.rl.virtual import VirtualLearner
 
-        return VirtualLearner(problem, seed, answers)
+        return VirtualLearner(problem, seed, answers, evaluation_prompts=evaluation_prompts)
 
     return learning
 

@@ -76,9 +76,7 @@ def probe(config: Mapping[str, Any], where: str) -> Probed:
         "answers": int(config["prompts"]["answers"]),
         "batch": batch,
         "threads": int(config["processes"].get("threads", 1)),
-        "running": max(
-            1, min(int(config["processes"].get("max_running", 64)), batch * config["prompts"]["answers"] // workers)
-        ),
+        "running": max(1, min(most, batch * int(config["prompts"]["answers"]) // workers)),
     }
     with ExitStack() as stack:
         trainer = stack.enter_context(_Child("train", told))

@@ -157,7 +157,8 @@ def _overlap(start_s: Floats, end_s: Floats, spans: Floats) -> Floats:
     inside = np.concatenate([[0.0], np.cumsum(np.diff(edges) * (np.arange(len(edges) - 1) % 2 == 0))])
 
     def until(at_s: Floats) -> Floats:
-        return np.interp(at_s, edges, inside)
+        found: Floats = np.interp(at_s, edges, inside)
+        return found
 
     return until(end_s) - until(start_s)
 

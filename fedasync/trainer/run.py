@@ -128,6 +128,7 @@ def finished_run(request: TrainerRequest, controller: Controller, state: RunStat
         "seed": request.seed,
         "labels": dict(request.labels),
         "timing_only": False,
+        "runtime": "processes",
         **rollout_summary(
             controller.driver.coordinator,
             record,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedasync.rl.federated_ppo import FederatedPpo
 from fedasync.rl.tasks.reverse import Reverse
 from fedasync.simulation import Clients
 from fedasync.simulation.laws import Exponential
-from fedasync.studies.build import build_workload, build_world
+from fedasync.studies.build import Parts, build, build_workload, build_world
 from fedasync.studies.errors import StudyError
 from fedasync.studies.study import load
 
@@ -215,3 +216,25 @@ def test_under_flower_it_is_the_simulation_to_the_last_bit(
     assert run.model is not None
     assert torch.equal(deployed.model.values, run.model.values)
     assert not torch.equal(run.model.values, simulated.initial_model(3).values)
+
+
+def test_the_page_runs_as_it_stands(fedasync: Command, study: Path) -> None:
+    """A task of one's own in four clients; the table at its beginning can be read."""
+    page = (Path(__file__).parents[2] / "docs" / "federated-rl.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    Path("vowels.py").write_text(code)
+    head, _, rest = STUDY.partition("[workload]")
+    study.write_text(head + first + "[[axis]]" + rest.partition("[[axis]]")[2])
+    assert made(next(iter(load(study).plans())).config).client_samples() == [64] * 8
+    study.write_text(head + own + "[[axis]]" + rest.partition("[[axis]]")[2])
+    assert fedasync("sim", "s.toml").status == 0
+    assert all(summary(run)["final"]["reward"] > 0 for run in runs(Path("results/s")).values())
+
+
+def test_the_shipped_study_can_be_built() -> None:
+    plans = list(load(Path(__file__).parents[2] / "sims" / "federated_ppo.toml").plans())
+    assert len(plans) == 3 * 3
+    for plan in plans:
+        assert made(plan.config).client_samples() == [64] * 8
+        assert isinstance(build(plan.config, "here"), Parts)

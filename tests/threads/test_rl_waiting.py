@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedasync.core import Cancelled, Coordinator, EveryN, EveryVersion, StepReady, Strategy, Tumbling
 from fedasync.core.admission import StalenessBudget
+from fedasync.rl.partial_groups import PartialGroups
 from fedasync.runs.measures import event_table
 from fedasync.simulation.cluster import AllowShort, Cluster, Faults, Refill, RequireFull
 from fedasync.simulation.cluster.agents import Tool, Turns
 from fedasync.simulation.cluster.faults import RewardStuck, ServerDown, SyncFails
-from fedasync.rl.partial_groups import PartialGroups
 from fedasync.simulation.cluster.weights import Weights
 from fedasync.simulation.laws import Constant, Uniform, Values
 from fedasync.strategies.rollouts import areal, nemo_rl, prime_rl, synchronous_rl, trl, verl

@@ -112,7 +112,7 @@ def _math_verify() -> Any:
     try:
         import math_verify
     except ImportError as error:
-        raise ImportError(f"task: gsm8k needs math-verify ({error}): pip install math-verify") from error
+        raise ImportError(f"task: gsm8k needs math-verify ({error}): pip install 'fedasync[tasks]'") from error
     return math_verify
 
 

@@ -83,7 +83,7 @@ def _environment(name: str, steps: int | None) -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError(f"task: {name} needs gymnasium ({error}): pip install gymnasium") from error
+        raise ImportError(f"task: {name} needs gymnasium ({error}): pip install 'fedasync[tasks]'") from error
     try:
         return gymnasium.make(name, max_episode_steps=steps, disable_env_checker=True)
     except gymnasium.error.Error as error:

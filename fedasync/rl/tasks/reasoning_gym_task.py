@@ -114,7 +114,7 @@ class ReasoningGym:
         try:
             from reasoning_gym.factory import DATASETS, create_dataset
         except ImportError as error:
-            raise ImportError(f"task: {self.name} needs reasoning-gym ({error}): pip install reasoning-gym") from error
+            raise ImportError(f"task: {self.name} needs reasoning-gym: pip install 'fedasync[tasks]'") from error
         if self.name not in DATASETS:
             near = get_close_matches(self.name, DATASETS, 3, 0.5)
             did = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(DATASETS))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice, product
 from string import ascii_lowercase
 from typing import Literal
@@ -13,6 +14,10 @@ from fedasync.rl.tasks.prompts import check_counts, check_prompt, held_back
 from fedasync.streams import Stream
 
 SEPARATOR = ">"
+
+
+_stream = cache(Stream)
+"""A stream is the same for all prompts."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Reverse:
     def start(self, prompt: int, *, held_out: bool = False) -> Reversal:
         """The episode of a prompt. Raises ValueError for a prompt that there is not."""
         check_prompt("reverse", prompt, self.prompts, self.held_out, of_held_out=held_out)
-        stream = Stream(self.seed, "reverse held out" if held_out else "reverse")
+        stream = _stream(self.seed, "reverse held out" if held_out else "reverse")
         length = self._length(stream.uniform(prompt, 0))
         draw = 0
         while True:

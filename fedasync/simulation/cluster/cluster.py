@@ -117,8 +117,8 @@ class Cluster:
             )
         if self.colocated and self.weights.order != "all_at_once":
             raise ValueError(
-                f"weights: order = {self.weights.order!r} says nothing on a colocated cluster, whose training stops all "
-                "servers; 'all_at_once' would do"
+                f"weights: order = {self.weights.order!r} says nothing on a colocated cluster, whose training stops "
+                "all servers; 'all_at_once' would do"
             )
         if self.colocated and self.training_gpus != self.generation_gpus:
             raise ValueError(

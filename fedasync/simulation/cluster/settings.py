@@ -16,7 +16,7 @@ class ClusterSettings:
     ``updates`` counts prompt groups that were trained, ``versions`` committed steps. ``divergence`` says how far the
     trained policy moves from the published one, for publication rules that measure it. ``keep_rollouts`` keeps the
     table of answers, a row an answer. Where something is learnt, every ``evaluate_every``-th version is evaluated
-    (None: none).
+    (None: none) on ``evaluation_prompts`` held-out prompts.
     """
 
     versions: int | None = None
@@ -26,6 +26,7 @@ class ClusterSettings:
     divergence: ModelledDivergence | None = None
     keep_rollouts: bool = True
     evaluate_every: int | None = None
+    evaluation_prompts: int = 64
 
     def __post_init__(self) -> None:
         if self.versions is None and self.time_s is None and self.updates is None:
@@ -36,6 +37,7 @@ class ClusterSettings:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         check_integer("warm_up_versions", self.warm_up_versions, 0)
+        check_integer("evaluation_prompts", self.evaluation_prompts, 1)
         check_type("keep_rollouts", self.keep_rollouts, bool, "true or false")
         if self.divergence is not None:
             check_type("divergence", self.divergence, ModelledDivergence, "a ModelledDivergence")

@@ -76,7 +76,7 @@ def simulate_cluster(
     learning: Learning | None = None,
     **limits: Any,
 ) -> Run:
-    """Run a strategy on a cluster under the virtual clock. Without ``learning`` no model is trained, only time is spent.
+    """Run a strategy on a cluster under the virtual clock. Without ``learning`` nothing is trained, only time is spent.
 
     Instead of ``settings`` its fields may be given as keywords (``versions=100, warm_up_versions=5``). ``target`` maps
     metrics of a step to values whose first crossing is looked for. The same arguments give the same log, byte for byte.

@@ -70,8 +70,8 @@ def test_a_server_that_the_cluster_does_not_have_is_told() -> None:
         ({"slow_servers": [{"server": 1, "at_s": 1, "times": 0}]}, "slow_servers: times must be a finite number > 0"),
         ({"slow_syncs": [{"from_version": 3, "to_version": 2, "times": 2}]}, "to_version must be an integer ≥ 3"),
         ({"sync_fails": {"probability": 1.1, "timeout_s": 1}}, "sync_fails: probability must be .* ≤ 1, got 1.1"),
-        ({"answer_failure_probability": -0.1}, "faults: answer_failure_probability must be .*, got -0.1"),
-        ({"stalled_after_s": 0}, "faults: stalled_after_s must be a finite number > 0, got 0"),
+        ({"answer_failure_probability": -0.1}, "answer_failure_probability must be .*, got -0.1"),
+        ({"stalled_after_s": 0}, "stalled_after_s must be a finite number > 0, got 0"),
         ({"servr_down": []}, "unknown key; did you mean 'servers_down'"),
     ],
 )

@@ -290,10 +290,10 @@ def test_the_prompts_of_the_page_can_be_read() -> None:
             {"answer_tokens": {"median": 5}},
             "answer_tokens.kind: this key is missing; 'two_level_lognormal', 'recorded'",
         ),
-        ({"answer_tokens": {"kind": "constant", "value": 5}, "answers": 0}, "prompts: answers must be .*, got 0"),
+        ({"answer_tokens": {"kind": "constant", "value": 5}, "answers": 0}, "answers must be .*, got 0"),
         ({"answer_tokens": {"kind": "constant", "value": 5}, "epochs": 2}, "epochs = 2 of a data set without end"),
-        ({"answer_tokens": {"kind": "constant", "value": 5}, "count": 0}, "prompts: count must be an integer ≥ 1"),
-        ({"answer_tokens": {"kind": "constant", "value": 5}, "most_tokens": 0}, "prompts: most_tokens must be"),
+        ({"answer_tokens": {"kind": "constant", "value": 5}, "count": 0}, "count must be an integer ≥ 1"),
+        ({"answer_tokens": {"kind": "constant", "value": 5}, "most_tokens": 0}, "most_tokens must be"),
         (
             {"answer_tokens": {"kind": "two_level_lognormal", "median": 0, "prompt_sigma": 1, "answer_sigma": 1}},
             "median",
