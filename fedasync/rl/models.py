@@ -81,6 +81,7 @@ class _FromScratch:
             torch.manual_seed(seed)
             module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
             _begin(module)
+        module.config.pad_token_id = None  # what fills rows up is never looked at, and transformers would warn of it
         module.to(getattr(torch, self.dtype))
         return LanguagePolicy(module, tokenizer, self.context_tokens)
 

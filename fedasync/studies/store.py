@@ -53,7 +53,7 @@ OF_POLICIES = (
 
 def learns(config: Mapping[str, Any]) -> bool:
     """Whether a policy learns in a run."""
-    return "task" in config
+    return "task" in config or "task" in config.get("workload", {})
 
 
 @cache
