@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedasync.trainer.child import worker_process
 
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 
 
 def engine(settings: ChildSettings) -> Engine:
-    """Of the problem that the settings describe. Raises ValueError for one that cannot be."""
+    """Of the problem that the settings describe. Raises ValueError for one that cannot be, ServerError."""
     from fedasync.rl.engines import engine_of
     from fedasync.studies.build import build_problem
 
     problem = build_problem(dict(settings.problem), settings.where)
-    return engine_of(
-        problem,
-        cast("LanguagePolicy", problem.make_policy(settings.seed)),  # or a ControlPolicy: the environment tells
-        settings.seed,
-        max_running=settings.max_running,
-        reward_timeout_s=settings.reward_timeout_s,
-    )
+    policy = cast("LanguagePolicy", problem.make_policy(settings.seed))  # or a ControlPolicy: the environment tells
+    options: dict[str, Any] = {"max_running": settings.max_running, "reward_timeout_s": settings.reward_timeout_s}
+    if settings.engine is None:
+        return engine_of(problem, policy, settings.seed, **options)
+    from fedasync.rl.openai_settings import server_of
+    from fedasync.rl.openai_start import openai_engine_of
+
+    return openai_engine_of(problem, policy, server_of(settings.engine), settings.seed, **options)
 
 
 if __name__ == "__main__":

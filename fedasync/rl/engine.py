@@ -14,6 +14,10 @@ KvCache = Literal["recompute", "keep"]
 """What becomes of the KV cache of sequences that new weights interrupt."""
 
 
+class LoadError(RuntimeError):
+    """New weights were not taken; the engine goes on under ``version``, or refuses work until others are."""
+
+
 class Request(NamedTuple):
     """An answer to be generated. What is drawn for it depends on (prompt, epoch, index) and the position alone, so
     whoever generates it again under the same weights gets the same tokens."""
@@ -84,7 +88,7 @@ class Engine(Protocol):
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int, kv: KvCache = "recompute") -> None:
-        """From the next step on, generate with these weights; sequences go on where they are."""
+        """From the next step on, generate with these weights; sequences go on where they are. May raise LoadError."""
         ...
 
     def hold(self, closed: bool) -> None:

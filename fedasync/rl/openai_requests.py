@@ -17,6 +17,7 @@ from math import isnan
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from fedasync.rl.engine import LoadError
 from fedasync.rl.openai_protocol import Collected, MalformedError, Text, completion_body, error_text
 from fedasync.rl.openai_settings import OpenAIServer
 from fedasync.rl.sampling import Sampling
@@ -33,7 +34,7 @@ CANCEL_S = 10.0
 """The longest that the loop may take to give up requests."""
 
 
-class ServerError(RuntimeError):
+class ServerError(LoadError):
     """The server did not do what it was asked for.
 
     ``again``: another attempt might help. ``own_fault``: the request itself is at fault, and would fail again.

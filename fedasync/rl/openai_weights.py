@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedasync.rl.engine import KvCache
+from fedasync.rl.engine import KvCache, LoadError
 from fedasync.rl.openai_requests import Requests, ServerError
 from fedasync.rl.openai_settings import Call, WeightUpdate
 
@@ -20,7 +20,7 @@ _WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf)(\.index\.json)?")
 _VERSION = re.compile(r"version-(\d+)")
 
 
-class WeightUpdateError(RuntimeError):
+class WeightUpdateError(LoadError):
     """The server did not take the weights. ``serves``: the version it goes on with, None where that is unknown."""
 
     def __init__(self, message: str, serves: int | None) -> None:

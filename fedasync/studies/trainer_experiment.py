@@ -159,6 +159,7 @@ def make(planned: Planned, what: str, console: Console) -> Run:
         study=one.study,
         labels=one.plan.labels,
         config={**one.plan.config, "versions": store.versions(of_policies=True)},
+        engine=parts.engine,
         where=planned.where,
     )
     progress = TrainerProgress(parts.settings.versions)

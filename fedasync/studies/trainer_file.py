@@ -23,7 +23,7 @@ from fedasync.studies.study import (
     read_report,
 )
 
-OWN = (*LEARNT, "prompts", "processes", "run", "strategy")
+OWN = (*LEARNT, "prompts", "processes", "engine", "run", "strategy")
 """Tables that configure a run; axes and ``--set`` may change them."""
 TABLES = ("study", *OWN, "targets", "axis", "prediction", "report")
 NOT_HERE = (

@@ -29,6 +29,8 @@ class TrainerParts:
     prompts: PromptSettings
     processes: ProcessSettings
     settings: RunSettings
+    engine: dict[str, Any] | None
+    """The table [engine]: a completions server; None: workers generate themselves."""
     sources: tuple[object, ...]
     """The functions or classes that a user may have written: the strategy's, the task's, the policy's."""
 
@@ -51,6 +53,7 @@ def build_trainer(config: dict[str, Any], where: str) -> TrainerParts:
         parse(PromptSettings, config["prompts"], f"{where}: prompts"),
         parse(ProcessSettings, config.get("processes", {}), f"{where}: processes"),
         parse(RunSettings, config["run"], f"{where}: run"),
+        _engine(config, where),
         (row, *problem_sources(config, where)),
     )
     refuse_unevaluated(problem, config.get("targets", {}), parts.settings.evaluate_every, where)
@@ -60,6 +63,18 @@ def build_trainer(config: dict[str, Any], where: str) -> TrainerParts:
     except ValueError as error:
         raise StudyError(f"{where}: {error}") from None
     return parts
+
+
+def _engine(config: dict[str, Any], where: str) -> dict[str, Any] | None:
+    if "engine" not in config:
+        return None
+    from fedasync.rl.openai_settings import server_of
+
+    try:
+        server_of(config["engine"])
+    except ValueError as error:
+        raise StudyError(f"{where}: {error}") from None
+    return dict(config["engine"])
 
 
 def _refuse(parts: TrainerParts) -> None:

@@ -43,6 +43,8 @@ def worker_process(make: Callable[[ChildSettings], Engine], arguments: Sequence[
             )
         finally:
             channel.close()
+            if (close := getattr(engine, "close", None)) is not None:  # of one that talks to a server
+                close()
 
 
 def rank_process(

@@ -30,6 +30,8 @@ class ChildSettings:
     pulse_s: float = 1.0
     iterations_s: float = 0.5
     load_timeout_s: float = 20.0
+    engine: Mapping[str, Any] | None = None
+    """A completions server that generates, as ``fedasync.rl.openai_settings`` reads it; None: the worker does."""
     tracker: str | None = None
     """Accelerate's name of a tracker of metrics (tensorboard, wandb, trackio, …), and where it writes."""
     tracker_folder: str = ""

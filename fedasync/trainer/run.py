@@ -59,6 +59,8 @@ class TrainerRequest:
     study: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     config: dict[str, Any] | None = None
+    engine: Mapping[str, Any] | None = None
+    """A completions server that generates in place of the workers' own engines."""
     where: str = "the problem"
 
     def make(self, folder: Path, told: Told = _nothing) -> Run:
@@ -78,6 +80,7 @@ class TrainerRequest:
             max_running=processes.max_running,
             reward_timeout_s=processes.reward_timeout_s,
             evaluation_prompts=self.settings.evaluation_prompts,
+            engine=self.engine,
             tracker=processes.tracker,
             tracker_folder=str(folder / "tracker"),
         )

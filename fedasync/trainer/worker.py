@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from fedasync.rl.engine import Engine, Iteration
+from fedasync.rl.engine import Engine, Iteration, LoadError
 from fedasync.trainer.channels import ChannelError, WeightChannel
 from fedasync.trainer.link import EOF, Link, Received, poll
 from fedasync.trainer.messages import Message, failed, finished, iterations, requests_of
@@ -89,10 +89,10 @@ class _Worker:
         start_s = self.clock()
         try:
             weights, version = self.channel.get(asked["version"], self.load_timeout_s)
-        except ChannelError as error:
+            self.engine.load(weights, version, asked["kv"])
+        except (ChannelError, LoadError) as error:
             self.link.send(failed(error, fatal=False, version=asked["version"]))
         else:
-            self.engine.load(weights, version, asked["kv"])
             seconds = self.clock() - start_s
             self.link.send(Message("loaded", {"version": version, "asked": asked["version"], "seconds": seconds}))
         self.engine.hold(False)
