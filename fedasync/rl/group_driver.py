@@ -14,7 +14,6 @@ place in the group. Runtimes that generate under a virtual clock and for real ha
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Container, Mapping, Sequence
 from math import inf
 from typing import Any, Literal, Protocol
@@ -101,13 +100,13 @@ class GroupDriver:
         self.queue = queue
         self.answers = answers
         self.ended = ""
-        self.asked: list[Asked] = []
-        """What each lease asks."""
+        self.asked: dict[int, Asked] = {}
+        """What each lease asks that is in flight or waits for the trainer."""
         self._runtime = runtime
         self._partial_groups, self._requeues = partial_groups, dropped == "requeue"
         self._most_versions, self._most_updates = versions, updates
-        self._left = array("i")
-        """Answers of a lease that are still to come."""
+        self._left: dict[int, int] = {}
+        """Answers of a lease in flight that are still to come."""
         self._given_up: dict[int, set[int]] = {}
         """Answers that a short group does without."""
         self._fruitless = self._lost_in_row = 0
@@ -133,8 +132,8 @@ class GroupDriver:
         if lease is None:
             self.queue.put_back(asked)
             return False
-        self.asked.append(asked)
-        self._left.append(self.answers)
+        self.asked[lease.id] = asked
+        self._left[lease.id] = self.answers
         if (refusal := self._runtime.start(lease, asked, now)) is not None:
             self.handle(self.coordinator.fail(lease.id, refusal, now), now)
         return True
@@ -196,6 +195,7 @@ class GroupDriver:
 
     def _deliver(self, lease: int, now: float) -> None:
         left_out = self._given_up.pop(lease, ()) if self._given_up else ()
+        del self._left[lease]
         self.handle(self.coordinator.deliver(lease, now, self._runtime.delivers(lease, left_out, now)), now)
 
     # -- what the coordinator says -----------------------------------------------------------------------------
@@ -206,7 +206,10 @@ class GroupDriver:
 
     def commit(self, now: float, measured: Mapping[str, float] | None = None) -> list[Event]:
         """The step is made: version + 1. What follows is returned, for ``handle``, with those first who must stop."""
+        step = self.coordinator.step
         events = self.coordinator.commit(now, measured)
+        for arrival in () if step is None else step.entering:
+            self.asked.pop(arrival.lease.id)
         events.sort(key=lambda event: not isinstance(event, Cancelled))  # they stop before anything is loaded
         coordinator = self.coordinator
         if coordinator.version >= self._most_versions:
@@ -227,9 +230,11 @@ class GroupDriver:
             elif isinstance(event, Cancelled):
                 if event.reason != "stale" or self._requeues:
                     self._ask_again(event.lease.id, failed=False)
+                self.asked.pop(event.lease.id)
             elif isinstance(event, Failed):
                 if event.reason != TOO_LONG:
                     self._ask_again(event.lease.id, failed=event.reason != CRASHED)
+                self.asked.pop(event.lease.id)
                 self._count_fruitless(event.reason)
             elif isinstance(event, Rejected):
                 if not event.ignored:
@@ -237,6 +242,7 @@ class GroupDriver:
                     self._count_fruitless(event.reason)
                     if event.reason == "stale" and self._requeues:
                         self._ask_again(event.lease_id, failed=False)
+                    self.asked.pop(event.lease_id)
             else:
                 self._fruitless = 0
 
@@ -245,6 +251,8 @@ class GroupDriver:
         left_out: set[int] = set()
         if self._given_up:
             left_out.update(*(self._given_up.pop(lease, ()) for lease in leases))
+        for lease in leases:
+            self._left.pop(lease, None)
         self._runtime.stop(leases, left_out, now)
 
     def _count_fruitless(self, reason: str) -> None:
@@ -262,10 +270,11 @@ class GroupDriver:
 
         Answers of groups in flight are not part of it: whoever goes on fails these groups as `CRASHED`.
         """
-        return {"asked": [list(asked) for asked in self.asked], "queue": self.queue.state()}
+        asked = [[lease, *asked] for lease, asked in self.asked.items()]
+        return {"asked": asked, "queue": self.queue.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from there, with the coordinator of the same moment."""
-        self.asked = [Asked(*fields) for fields in state["asked"]]
-        self._left = array("i", [self.answers]) * len(self.asked)
+        self.asked = {lease: Asked(*fields) for lease, *fields in state["asked"]}
+        self._left = dict.fromkeys(self.asked, self.answers)
         self.queue.load(state["queue"])

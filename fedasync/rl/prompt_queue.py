@@ -15,7 +15,7 @@ class Asked(NamedTuple):
     epoch: int
     attempt: int
     failures: int = 0
-    """How many of its attempts before were the prompt's own failures."""
+    """How many of its attempts before failed, for whatever reason but the end of the run."""
 
 
 class Order(Protocol):

@@ -63,7 +63,7 @@ class Trajectory:
                     f"trajectory: {name} is {array.dtype}{list(array.shape)}; {np.dtype(dtype)}[{len(self.tokens)}] "
                     "would do"
                 )
-        if (self.versions[~self.generated] != -1).any() or (self.versions[self.generated] < 0).any():
+        if ((self.versions < 0) == self.generated).any() or self.versions.min(initial=-1) < -1:
             raise ValueError("trajectory: versions must be ≥ 0 where the policy chose, and −1 elsewhere")
         if self.observations is not None and (
             self.observations.ndim != 2 or len(self.observations) != len(self.tokens) + 1
@@ -91,8 +91,8 @@ class Trajectory:
     @property
     def prompt_tokens(self) -> int:
         """Tokens before the first generated one."""
-        chosen = np.flatnonzero(self.generated)
-        return int(chosen[0]) if len(chosen) else len(self.tokens)
+        first = int(self.generated.argmax()) if len(self.generated) else 0
+        return first if first < len(self.generated) and self.generated[first] else len(self.tokens)
 
     @property
     def first_version(self) -> int | None:

@@ -108,8 +108,8 @@ def notes_of(found: Fitted) -> list[str]:
     if not found.train["tokens"]:
         notes.append("a step's time does not grow with its tokens here: another batch would cost the same in the study")
     notes.append(
-        f"a step's time spreads by {found.train.spread:.3g} s and an iteration's by {decode.line.spread:.3g} s around "
-        "their lines; the simulator has no noise"
+        f"a step's time spreads by {found.step_spread_s:.3g} s within a run ({found.train.spread:.3g} s with what runs "
+        f"differ by), which the study draws; an iteration's by {decode.line.spread:.3g} s, which it does not"
     )
     notes.append(_drift_note(found))
     if found.load.count == 0:

@@ -58,6 +58,8 @@ class Fitted:
     fallen: bool
     """They became fewer: the line is of their number taken negatively."""
     probed: Probed | None
+    step_spread_s: float
+    """Standard deviation of a step's time within a run, around the line of that run."""
 
     @property
     def warm_up(self) -> int:
@@ -100,6 +102,7 @@ def fitted(runs: Sequence[Run], probed: Probed | None) -> Fitted:
     if fallen:
         drift = line(tokens.max() - tokens, version=version)
     speed = decode(pooled(iterations), *map(all_of, ("decode_running", "decode_context", "loop_s", "loop_running")))
+    own = [line(seconds, tokens=each.step_tokens) for seconds, each in zip(steps, found, strict=True)]
     return Fitted(
         runs,
         found,
@@ -114,6 +117,7 @@ def fitted(runs: Sequence[Run], probed: Probed | None) -> Fitted:
         drift,
         fallen,
         probed,
+        float(np.sqrt(np.mean([each.spread**2 for each in own]))),
     )
 
 
@@ -172,6 +176,7 @@ def cluster_tables(found: Fitted, answers_file: str) -> dict[str, dict[str, Any]
     }
     trainer: dict[str, Any] = {"seconds_per_token": found.train["tokens"], "fixed_s": found.train["one"]}
     trainer |= {"latency_s": found.latency.value, "evaluate_s": found.evaluate.value}
+    trainer["spread_s"] = found.step_spread_s
     count = servers_of(found.runs[0])
     kv = own.get("kv") or (own.get("weights") or {}).get("kv") or "recompute"
     cluster: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import nan
-from typing import Any
+from struct import Struct
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedasync.runs.rollouts import TYPES
 
 ROW = np.dtype([(name, {"Int32": "<i4", "Int64": "<i8", "Float64": "<f8"}[kind]) for name, kind in TYPES.items()])
 """A packed row; the columns are those of rollouts.parquet."""
+_PACKED = Struct("<" + "".join({"Int32": "i", "Int64": "q", "Float64": "d"}[kind] for kind in TYPES.values()))
 
 ITERATION = np.dtype(
     [
@@ -33,32 +34,14 @@ def answer_row(
 ) -> bytes:
     """One answer's row; ``finished`` None, or without a trajectory: it never came."""
     trajectory = None if finished is None else finished.trajectory
-    row: dict[str, Any] = {
-        "lease": lease.id,
-        "prompt": lease.worker,
-        "answer": index,
-        "prompt_tokens": 0 if finished is None else finished.prompt_tokens,
-        "generated_tokens": 0,
-        "lost_tokens": 0,
-        "turns": 1,
-        "start_s": start_s,
-        "end_s": end_s,
-        "server": worker,
-        "base_version": lease.base_version,
-        "first_version": lease.base_version,
-        "last_version": lease.base_version,
-        "mean_version": float(lease.base_version),
-        "segments": 1,
-    }
-    if trajectory is not None and trajectory.generated.any():
-        versions = trajectory.versions[trajectory.generated]
-        row |= {
-            "prompt_tokens": trajectory.prompt_tokens,
-            "generated_tokens": trajectory.generated_tokens,
-            "turns": trajectory.turns,
-            "first_version": int(versions.min()),
-            "last_version": int(versions.max()),
-            "mean_version": float(versions.mean(dtype=np.float64)),
-            "segments": trajectory.segments,
-        }
-    return np.array([tuple(row[name] for name in ROW.names or ())], ROW).tobytes()
+    base = lease.base_version
+    prompt_tokens = 0 if finished is None else finished.prompt_tokens
+    tokens, turns, first, last, mean, segments = 0, 1, base, base, float(base), 1
+    if trajectory is not None and len(versions := trajectory.versions[trajectory.generated]):
+        tokens, turns, prompt_tokens = len(versions), trajectory.turns, trajectory.prompt_tokens
+        first, last = int(versions.min()), int(versions.max())
+        mean = float(first)
+        if first != last:  # mostly not, and there is a row for every answer
+            mean, segments = float(versions.mean(dtype=np.float64)), trajectory.segments
+    about = (lease.id, lease.worker, index, prompt_tokens, tokens, 0, turns, start_s, end_s, worker)
+    return _PACKED.pack(*about, base, first, last, mean, segments)

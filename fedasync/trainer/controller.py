@@ -48,6 +48,10 @@ PARTS = {
 }
 """What a step's time is spent on besides ``train_s``, and the metrics that say how long; they add up to ``step_s``."""
 
+HOPELESS = ("stalled", "nothing")
+"""How ``ended`` begins of runs that somebody keeps waiting."""
+PATIENCE_S = 5.0
+"""How long a trainer that failed may take to end, so that it is known which of its ranks ended first."""
 LOOK_S = 0.25
 """How long the loop waits at most before it looks at the clock and at processes."""
 
@@ -70,7 +74,7 @@ class Processes(Protocol):
     def runs(self, name: str) -> bool: ...
 
     def ended(self) -> Sequence[Any]:
-        """Those that ended by themselves since this was last asked, with ``name`` and ``words``."""
+        """Those that ended by themselves since this was last asked, with ``name``, ``words`` and ``status``."""
         ...
 
 
@@ -110,11 +114,17 @@ class Controller:
         self.crew = Crew(processes.workers, processes.kv)
         self.incidents: list[Incident] = []
         self.failures: dict[str, int] = {}
-        """Answers that failed, by the reason as the log has it."""
+        """Answers that failed, by the reason as the log has it, since the beginning or in the checkpoint's past."""
         self.restarts = 0
         self._trainer: Link | None = None
         self._trainer_is_new = False
         self._begun = False
+        self._died: tuple[float, float] | None = None
+        """The run's time and the clock's when the trainer died, until another is there."""
+        self._trainer_failed: tuple[str, float] | None = None
+        """What the trainer said when it failed, and when, until it is known whether a rank was killed."""
+        self._had: dict[str, list[int]] = {}
+        """Prompts of the answers that a worker had when it died last."""
         self._resumes_from: Checkpoint | None = None
         self._waits_since_s = clock()
         self._begin(state.newest())
@@ -127,6 +137,7 @@ class Controller:
         self._resumes_from = checkpoint
         self.log = EventLog(self._state.events.append)
         self.times = StepTimes(PARTS)
+        self.failures = {}
         self._groups: dict[int, Group] = {}
         self._results: dict[int, dict[int, tuple[Finished | None, float, float, int]]] = {}
         self._leases: dict[int, Lease] = {}
@@ -135,6 +146,8 @@ class Controller:
         self.trainer_s = dict.fromkeys(("training", *PARTS), 0.0)
         """What the trainer's time was spent on, the beginning and the end of the run left out."""
         self._outbox: list[Message] = []
+        self._checkpoint_due = False
+        """One is to be made at the next version that is published."""
         self._holds_back = False
         """What the trainer is told waits in the outbox, until all that follows from a commit is known."""
         self._publishing: Published | None = None
@@ -142,7 +155,8 @@ class Controller:
         self._saving: deque[tuple[int, dict[str, Any]]] = deque()
         told = None if checkpoint is None else checkpoint.state
         if told is not None:
-            self.log.reasons.extend(told["reasons"])
+            for reason in told["reasons"]:
+                self.log.code(reason)
         coordinator = (
             Coordinator(self.strategy, self.log)
             if told is None
@@ -167,6 +181,7 @@ class Controller:
         self._free_since_s = self.now = told["time_s"]
         self.trainer_s |= told["trainer_s"]
         self.failures = dict(told["failures"])
+        self.restarts = told["restarts"]
         self.incidents = [Incident(*each) for each in told["incidents"]]
         self.note(f"the run goes on from version {checkpoint.version}")
 
@@ -181,6 +196,7 @@ class Controller:
             "time_s": self.now,
             "trainer_s": dict(self.trainer_s),
             "failures": dict(self.failures),
+            "restarts": self.restarts,
             "incidents": [[each.time_s, each.what] for each in self.incidents],
         }
 
@@ -192,6 +208,7 @@ class Controller:
         while not driver.ended:
             for link, received in self._listener.poll(self._patience_s()):
                 self._look_at_the_clock()
+                self._ring()  # what came after its time came after its time
                 if received is EOF:
                     self._gone(link)
                 else:
@@ -200,15 +217,12 @@ class Controller:
                 if driver.ended:
                     break
             self._look_at_the_clock()
-            for ended in self._children.ended():
-                self._process_ended(ended.name, ended.words)
+            self._look_at_processes()
             driver = self.driver
             if driver.ended:
                 break
             if self._begun:
-                timer_s = driver.coordinator.next_timer()
-                if timer_s is not None and timer_s <= self.now:
-                    driver.ring(self.now)
+                self._ring()
                 driver.fill(self.now)
                 if settings.time_s is not None and self.now >= settings.time_s:
                     driver.ended = "time"
@@ -218,14 +232,24 @@ class Controller:
             self._watch()
         return driver.ended
 
-    def finish(self, folder: Path, timeout_s: float = 600.0) -> None:
-        """The trainer saves its last version into ``folder``, and everybody is told to stop.
+    def make(self, folder: Path) -> str:
+        """``run``, after which the trainer has saved its last version into ``folder``; why the run ended.
 
-        What is on its way, evaluations and checkpoints, is waited for; it is one version ahead where the run ended
-        while the trainer made a step. Raises TrainerFailedError where it does not come.
+        Nobody is asked for anything more where somebody keeps the run waiting (``HOPELESS``).
+        """
+        while True:
+            ended = self.run()
+            if ended.startswith(HOPELESS) or self._finish(folder):
+                return ended
+
+    def _finish(self, folder: Path, timeout_s: float = 600.0) -> bool:
+        """The trainer saves, and everybody is told to stop; False where it died, and the run goes on once more.
+
+        What is on its way, evaluations and checkpoints, is waited for; what is saved is one version ahead where the run
+        ended while the trainer made a step. Raises TrainerFailedError where nothing comes.
         """
         if self._trainer is None:
-            return
+            return True
         self._trainer.send(save(str(folder)))
         until_s = self._clock() + timeout_s
         while True:
@@ -233,11 +257,12 @@ class Controller:
                 if link is not self._trainer:
                     continue
                 if received is EOF:
-                    raise TrainerFailedError(f"the trainer died before it had saved {folder}")
+                    self._gone(link)
+                    return False
                 if received.kind == "saved" and received.header["folder"] == str(folder):
                     self._trainer.send(stop())
                     self.crew.stop()
-                    return
+                    return True
                 self._receive(link, received)
             if self._clock() > until_s:
                 raise TrainerFailedError(f"the trainer has not saved {folder} within {timeout_s:g} s")
@@ -268,6 +293,11 @@ class Controller:
         if self._begun:
             self.now = max(self.now, self._clock() - self._start_s)
 
+    def _ring(self) -> None:
+        """The coordinator's time limits, if they are over."""
+        if self._begun and (timer_s := self.driver.coordinator.next_timer()) is not None and timer_s <= self.now:
+            self.driver.ring(self.now)
+
     def _patience_s(self) -> float:
         """How long nothing needs to happen."""
         timer_s = self.driver.coordinator.next_timer() if self._begun else None
@@ -294,15 +324,32 @@ class Controller:
 
     # -- processes ---------------------------------------------------------------------------------------------
 
-    def _process_ended(self, name: str, words: str) -> None:
-        """A process has ended by itself: it is started again, if it may."""
-        self.note(words)
-        if self.restarts >= self._processes.restarts:
-            raise LostProcessError(
-                f"{words}; processes were started again {self.restarts} times (processes.restarts); {self.explain()}"
-            )
-        self.restarts += 1
-        self._children.restart(name)
+    def _look_at_processes(self) -> None:
+        """Those that have ended by themselves are started again, if they may; ranks come back together."""
+        ended = list(self._children.ended())
+        ranks = [each for each in ended if each.name.startswith("rank")]
+        if self._trainer_failed is not None:
+            what, since_s = self._trainer_failed
+            raised = [each.words for each in ranks if each.status >= 0 and each.name != "rank-0"]
+            if ranks and any(each.status < 0 for each in ranks):
+                self._trainer_failed = None  # what the others said was of the one that was killed
+            elif ranks or self._clock() - since_s > PATIENCE_S:
+                raise TrainerFailedError(f"the trainer: {'; '.join(raised) or what}")
+        for each in [*ranks[:1], *(each for each in ended if each not in ranks)]:
+            words = "; ".join(one.words for one in ranks) if each in ranks else each.words
+            self.note(words)
+            if self.restarts >= self._processes.restarts:
+                raise LostProcessError(
+                    f"{words}; processes were started again {self.restarts} times (processes.restarts)"
+                    f"{self._suspects(each.name)}; {self.explain()}"
+                )
+            self.restarts += 1
+            self._children.restart(each.name)
+
+    def _suspects(self, name: str) -> str:
+        """Prompts that a worker had when it died, in words: one of them may be what kills it."""
+        prompts = self._had.get(name, [])
+        return f"; it had answers to prompts {listed(set(prompts))}" if prompts else ""
 
     def _gone(self, link: Link) -> None:
         """A link has ended: who was there has died, or will."""
@@ -311,20 +358,28 @@ class Controller:
             self._roll_back()
             return
         worker = self.crew.of(link)
-        if worker is None:
-            return
-        for answer in self.crew.lost(worker):
+        if worker is not None:
+            self._lost(worker)
+
+    def _lost(self, worker: Worker) -> None:
+        """A worker has gone, and what it had must be generated by another."""
+        answers = self.crew.lost(worker)
+        leases = [answer // self.driver.answers for answer in answers]
+        self._had[f"worker-{worker.number}"] = [self._leases[each].worker for each in leases if each in self._leases]
+        for answer in answers:
             self._lose(answer, "worker died", own_fault=False)
 
     def _roll_back(self) -> None:
         """The trainer and what it knew have gone: the run goes on from the newest checkpoint."""
-        lost_s, version = self.now, self.driver.coordinator.version
-        incidents, failures = self.incidents, self.failures
+        died_s, version = self.now, self.driver.coordinator.version
+        incidents, restarts = self.incidents, self.restarts
         self.crew.start_over()
         self._begin(self._state.newest())
+        self.incidents, self.restarts = incidents, restarts
+        self._died = self._died or (died_s, self._clock())
+        self.now = died_s
         back = self.driver.coordinator.version
-        self.incidents, self.failures = incidents, failures
-        self.note(f"the trainer died at version {version}, {lost_s:.1f} s; the run goes on from version {back}")
+        self.note(f"the trainer died at version {version}; the run goes on from version {back}")
         self._begun = False
         self._waits_since_s = self._clock()
 
@@ -335,7 +390,10 @@ class Controller:
             self._hello(link, header)
             return
         if message.kind == "failed" and header["fatal"]:
-            raise TrainerFailedError(f"{'the trainer' if link is self._trainer else 'a worker'}: {header['what']}")
+            if link is not self._trainer:
+                raise TrainerFailedError(f"a worker: {header['what']}")
+            self._trainer_failed = (header["what"], self._clock())  # perhaps of a rank that was killed: who ended tells
+            return
         if link is self._trainer:
             self._from_trainer(message)
         elif (worker := self.crew.of(link)) is not None:
@@ -347,6 +405,8 @@ class Controller:
         if header["kind"] == "trainer":
             self._trainer, self._trainer_is_new = link, True
         else:
+            if (former := self.crew.workers[header["number"]]).link is not None:
+                self._lost(former)
             self.crew.joined(header["number"], link, now_s, 0.0 if link.local else now_s - header["clock_s"])
 
     # -- workers -----------------------------------------------------------------------------------------------
@@ -360,12 +420,13 @@ class Controller:
                 for finished in finished_of(message):
                     self._answered(worker, finished)
             case "loaded":
-                worker.version = message.header["version"]
+                worker.version, worker.failed_loads = message.header["version"], 0
             case "iterations":
                 self._note_iterations(worker, message)
             case "failed":
                 self.note(f"worker {worker.number} goes on under its old weights: {message.header['what']}")
-                self.crew.load_again(worker)
+                if not self.crew.load_again(worker):
+                    self._children.kill(f"worker-{worker.number}")
             case "pulse":
                 pass
             case kind:
@@ -441,20 +502,24 @@ class Controller:
         elif self._trainer is not None:
             self._trainer.send(message)
 
-    def _spent(self, what: str, seconds: float) -> None:
-        """Until now the trainer was at this, and before that it waited."""
-        began_s = max(self._free_since_s, self.now - seconds)
-        for which, spent_s in ((what, self.now - began_s), ("waiting", began_s - self._free_since_s)):
+    def _spent(self, what: str, seconds: float, ago_s: float = 0.0) -> None:
+        """Until now, or some time ago, the trainer was at this, and before that it waited."""
+        ended_s = self.now - ago_s
+        began_s = max(self._free_since_s, ended_s - seconds)
+        for which, spent_s in ((what, ended_s - began_s), ("waiting", began_s - self._free_since_s)):
             self.trainer_s[which] += spent_s
             if which != "training":
                 self.times.spent(which, spent_s)
-        self._free_since_s = self.now
+        self._free_since_s = ended_s
 
     def _publish_first(self) -> None:
         """The weights with which the run begins, or goes on."""
         version = self.driver.coordinator.published
         self._publishing = Published(version, "interrupt")
         self._send(publish(version))
+        if self._resumes_from is not None and self._resumes_from.state["evaluate"]:
+            self._evaluating.append(version)  # which was on its way, and is no part of what the checkpoint knows
+            self._send(evaluate())
 
     def _published(self, header: Mapping[str, Any]) -> None:
         """The weights are in the channel: workers are told, before they are asked for anything more."""
@@ -475,15 +540,22 @@ class Controller:
         if len(self.crew.ready) < len(self.crew.workers):
             return
         self._begun = True
+        if self._died is not None:
+            died_s, since_s = self._died
+            self.now, self._died = died_s + self._clock() - since_s, None
+            for what, seconds in (("lost", died_s - self._free_since_s), ("down", self.now - died_s)):
+                self.times.spent(what, seconds)
+                self.trainer_s[what] += seconds
         self._start_s = self._clock() - self.now
         self._waits_since_s = self._clock()
         self._free_since_s = self.now
         coordinator = self.driver.coordinator
+        outstanding = coordinator.step
         for lease in coordinator.leases:  # in flight when the run, or its trainer, ended
             self._leases[lease.id] = lease
             self.driver.handle(coordinator.fail(lease.id, CRASHED, self.now), self.now)
-        if coordinator.step is not None:
-            self.take(coordinator.step, self.now)
+        if outstanding is not None:
+            self.take(outstanding, self.now)
         self.driver.fill(self.now)
 
     def _trained(self, header: Mapping[str, Any]) -> None:
@@ -496,9 +568,11 @@ class Controller:
             return
         driver, coordinator = self.driver, self.driver.coordinator
         self._step = None
-        train_s, metrics = min(header["train_s"], now - self._free_since_s), header["metrics"]
+        metrics, measure_s = header["metrics"], min(header["measure_s"], now - self._free_since_s)
+        train_s = min(header["train_s"], now - self._free_since_s - measure_s)
         self.times.begin(step, train_s, metrics.get("tokens", 0.0))
-        self._spent("training", train_s)
+        self._spent("training", train_s, measure_s)
+        self._spent("evaluating", measure_s)
         for arrival in step.entering:
             self._groups.pop(arrival.lease.id)
         self._holds_back = True
@@ -507,19 +581,23 @@ class Controller:
         self._waits_since_s = self._clock()
         version = coordinator.version
         driver.handle(events, now)
-        every = self._settings.checkpoint_every
-        if every is not None and version % every == 0 and coordinator.published == version and not driver.ended:
-            # A picture of this moment, which counts when the trainer's part of it is there.
-            self._saving.append((version, self._state.save(version, self._picture(), self._groups.values())))
-            self._outbox.append(save(str(self._state.place(version) / LEARNER)))
-        every = self._settings.evaluate_every
-        if every is not None and version % every == 0:
-            self._evaluating.append(version)
-            self._outbox.append(evaluate())
-        # The weights first, for which workers wait; then what is to be done with this version; then the next one.
-        order = ("publish", "save", "evaluate", "train")
         outbox, self._outbox, self._holds_back = self._outbox, [], False
-        for message in sorted(outbox, key=lambda message: order.index(message.kind)):
+        # The weights first, for which workers wait; then what is to be done with this version; then the next one.
+        for message in [each for each in outbox if each.kind == "publish"]:
+            self._send(message)
+        settings = self._settings
+        evaluates = settings.evaluate_every is not None and version % settings.evaluate_every == 0
+        self._checkpoint_due |= settings.checkpoint_every is not None and version % settings.checkpoint_every == 0
+        if self._checkpoint_due and coordinator.published == version and not driver.ended:
+            # A picture of this moment, which counts when the trainer's part of it is there.
+            picture = {**self._picture(), "evaluate": evaluates}
+            self._saving.append((version, self._state.save(version, picture, self._groups.values())))
+            self._send(save(str(self._state.place(version) / LEARNER)))
+            self._checkpoint_due = False
+        if evaluates:
+            self._evaluating.append(version)
+            self._send(evaluate())
+        for message in [each for each in outbox if each.kind != "publish"]:
             self._send(message)
         self._told(version, metrics)
 
@@ -548,6 +626,7 @@ class Controller:
         for lease in leases:
             self._write_answers(lease)
             self._leases.pop(lease)
+            self._results.pop(lease, None)
 
     def dropped(self, lease: int) -> None:
         self._groups.pop(lease, None)

@@ -10,6 +10,7 @@ from fedasync.rl.engine import KvCache, Request
 from fedasync.trainer.link import Link
 from fedasync.trainer.messages import Message, load, stop, submit, withdraw
 
+MOST_FAILED_LOADS = 3
 SESSION = 1 << 40
 """Answers of a run that was rolled back keep numbers of their own: what still comes of them is nobody's."""
 
@@ -29,8 +30,8 @@ class Worker:
     """When it said something last, by the controller's monotonic clock."""
     offset_s: float = 0.0
     """What its monotonic clock lacks to the controller's."""
-    starts: int = 0
-    """How often it came."""
+    failed_loads: int = 0
+    """In a row."""
 
 
 class Crew:
@@ -65,7 +66,7 @@ class Crew:
         """A worker has said hello."""
         worker = self.workers[number]
         worker.link, worker.ready, worker.heard_s, worker.offset_s = link, False, now_s, offset_s
-        worker.starts += 1
+        worker.failed_loads = 0
 
     def begins(self, worker: Worker) -> None:
         """Its engine is there: it gets the present weights, and then answers."""
@@ -128,16 +129,19 @@ class Crew:
         """The run is rolled back: what was asked for is forgotten, and what still comes of it will not be known."""
         self.withdraw([*self._where, *(request.answer for request in self._pending)])
         self.session += 1
+        self._asked_to_load = None
 
     def load(self, version: int, *, drain: bool) -> None:
         """New weights are in the channel."""
         self._asked_to_load = (version, drain)
         self._tell(load(version, self._kv, drain=drain))
 
-    def load_again(self, worker: Worker) -> None:
-        """It could not get the weights."""
-        if self._asked_to_load is not None:
+    def load_again(self, worker: Worker) -> bool:
+        """It could not get the weights, and tries again; False where it did so too often."""
+        worker.failed_loads += 1
+        if self._asked_to_load is not None and worker.failed_loads <= MOST_FAILED_LOADS:
             self._send(worker, load(self._asked_to_load[0], self._kv))
+        return worker.failed_loads <= MOST_FAILED_LOADS
 
     def stop(self) -> None:
         self._tell(stop())

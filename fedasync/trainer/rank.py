@@ -105,8 +105,10 @@ class _Student:
         metrics = _numbers(self.learner.train(groups_of(message)))
         train_s = time.monotonic() - start_s
         self._demand_version(version, "train")
+        start_s = time.monotonic()
         measured = _numbers(self.learner.measure(asks, self._published)) if asks and self._published else {}
-        return Message("trained", {"version": version, "metrics": metrics, "measured": measured, "train_s": train_s})
+        told = {"version": version, "metrics": metrics, "measured": measured, "train_s": train_s}
+        return Message("trained", {**told, "measure_s": time.monotonic() - start_s})
 
     def _publish(self, version: int) -> int:
         self._published = self.learner.weights()

@@ -17,9 +17,10 @@ from fedasync.runs.record import Record
 from fedasync.runs.rollout_summary import broken_laws, rollout_summary
 from fedasync.runs.rollouts import rollouts_frame
 from fedasync.runs.run import Run
+from fedasync.trainer.addresses import free_port
 from fedasync.trainer.channels import ChannelSpec
 from fedasync.trainer.child_settings import ChildSettings
-from fedasync.trainer.controller import Controller
+from fedasync.trainer.controller import HOPELESS, Controller
 from fedasync.trainer.link import Listener
 from fedasync.trainer.processes import LocalProcesses
 from fedasync.trainer.run_state import RunState
@@ -72,11 +73,12 @@ class TrainerRequest:
         folder.mkdir(parents=True, exist_ok=True)
         folder = folder.absolute()
         processes, place = self.processes, folder / "weights"
+        over_network = processes.channel == "distributed"
         settings = ChildSettings(
             self.problem,
             self.where,
             self.seed,
-            ChannelSpec(processes.channel, str(place)),
+            ChannelSpec(processes.channel, f"127.0.0.1:{free_port()}" if over_network else str(place)),
             max_running=processes.max_running,
             reward_timeout_s=processes.reward_timeout_s,
             evaluation_prompts=self.settings.evaluation_prompts,
@@ -104,12 +106,14 @@ class TrainerRequest:
             children.start_ranks(processes.ranks)
             for number in range(processes.workers):
                 children.start_worker(number)
-            ended = controller.run()
-            controller.finish(folder / POLICY)
-            children.wait(5.0)
-            shutil.rmtree(place, ignore_errors=True)
-            lines = [f"{each.time_s:.3f} s: {each.what}\n" for each in controller.incidents]
-            (folder / FAILURES).write_text("".join(lines), "utf-8")
+            try:
+                ended = controller.make(folder / POLICY)
+                if not ended.startswith(HOPELESS):
+                    children.wait(5.0)
+            finally:
+                lines = [f"{each.time_s:.3f} s: {each.what}\n" for each in controller.incidents]
+                (folder / FAILURES).write_text("".join(lines), "utf-8")
+                shutil.rmtree(place, ignore_errors=True)
             return finished_run(self, controller, state, ended)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedasync.federated.journal import sync_folder
 from fedasync.rl.trajectory import Group, packed, unpacked
 from fedasync.runs.rows import ROW as EVENT
 from fedasync.runs.run import write
@@ -87,7 +88,10 @@ class RunState:
         folder = self.place(version)
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / GROUPS, picture["groups"])
+        sync_folder(folder)
         write(folder / STATE, json.dumps(picture["state"]).encode())
+        sync_folder(folder)
+        sync_folder(folder.parent)
         kept = sorted(self._versions(), reverse=True)
         for old in kept[KEPT:]:
             shutil.rmtree(self.place(old), ignore_errors=True)
@@ -95,12 +99,16 @@ class RunState:
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that counts, with all rows cut to it; without one, everything starts anew.
 
-        Raises CheckpointError for one that cannot be read, or of another format.
+        One that cannot be read is passed over for the one before. Raises CheckpointError where none of them can be,
+        or one is of another format.
         """
         versions = sorted(self._versions(), reverse=True)
+        problems: list[str] = []
         for version in versions:
             folder = self.place(version)
             try:
+                if not (folder / LEARNER).is_dir():
+                    raise ValueError("the trainer's part is missing")
                 state = json.loads((folder / STATE).read_text())
                 groups = unpacked((folder / GROUPS).read_bytes())
                 if state["format"] != FORMAT:
@@ -108,8 +116,11 @@ class RunState:
                 for name, file in self._files.items():
                     file.cut(state["rows"][name])
             except (OSError, ValueError, KeyError) as error:
-                raise CheckpointError(f"{folder}: no checkpoint to go on from ({error}); remove the folder") from None
+                problems.append(f"{folder}: {error}")
+                continue
             return Checkpoint(folder, version, state, {group.lease: group for group in groups})
+        if problems:
+            raise CheckpointError(f"no checkpoint to go on from ({'; '.join(problems)}); remove {self.folder}")
         for file in self._files.values():
             file.cut(0)
         return None

@@ -50,7 +50,7 @@ class ProcessSettings:
     partial_groups: PartialGroups = Refill()
     dropped: Dropped = "replace"
     most_attempts: int = 3
-    reward_timeout_s: float | None = None
+    reward_timeout_s: float | None = 60.0
     tracker: str | None = None
     restarts: int = 5
     silent_s: float = 120.0

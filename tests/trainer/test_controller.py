@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedasync.core import Kl
+from fedasync.core import EveryN, Kl
 from fedasync.rl.partial_groups import AllowShort, Refill, RequireFull
 from fedasync.runs.run import Run
-from fedasync.strategies.rollouts import areal, synchronous_rl
+from fedasync.strategies.rollouts import areal, nemo_rl, one_step_overlap, synchronous_rl
 from fedasync.trainer.controller import Controller, LostProcessError, TrainerFailedError
+from fedasync.trainer.link import EOF
 from fedasync.trainer.messages import Message
 from fedasync.trainer.run import TrainerRequest, finished_run
 from fedasync.trainer.run_state import RunState
 from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
 
-from .world import KilledError, World, controller
+from .world import Ended, KilledError, World, controller
 
 
 def finished(made: Controller, state: RunState, ended: str, prompts: int | None, epochs: int | None) -> Run:
@@ -33,8 +34,7 @@ def play(world: World, folder: Path, strategy: Any, **more: Any) -> Run:
     """A run from its start, or from where it was, to its end."""
     with RunState(folder) as state:
         made = controller(world, state, strategy, **more)
-        ended = made.run()
-        made.finish(folder / "policy")
+        ended = made.make(folder / "policy")
         return finished(made, state, ended, more.get("prompts"), more.get("epochs"))
 
 
@@ -133,6 +133,118 @@ def test_a_child_that_dies_at_any_moment_loses_no_prompt(
     run = play(world, folder, strategy, prompts=6, epochs=2, versions=6, processes=processes)
     assert sorted(world.trained) == sorted([prompt, epoch] for prompt in range(6) for epoch in range(2))
     assert world.restarted == ([death[0]] if run.summary["restarts"] else [])
+
+
+ROWS = {
+    "in order": nemo_rl(batch=2, sampler="in_order"),
+    "waits at the bound": areal(batch=2, eta=3, max_staleness=3, at_bound="wait"),
+    "publishes every third": areal(batch=2, eta=2, publication=EveryN(3)),
+    "time-outs": areal(batch=2, eta=1, lease_timeout_s=2.6),
+    "overlap": one_step_overlap(batch=2),
+}
+
+
+@given(
+    kills=st.lists(st.integers(1, 160), min_size=1, max_size=3),
+    death=st.tuples(st.sampled_from(["rank-0", "worker-0", "nobody"]), st.integers(1, 30)),
+    row=st.sampled_from(sorted(ROWS)),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_row_survives_every_death_with_each_prompt_once_and_each_evaluation(
+    kills: list[int], death: tuple[str, int], row: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    more = {"prompts": 6, "epochs": 2, "versions": 6, "checkpoint_every": 2, "evaluate_every": 2}
+    for kill_at in [*kills, None]:
+        world = World(
+            workers=2,
+            answer_s=lambda request, version: 0.5 + request.index + 0.3 * (request.prompt % 3),
+            accident=lambda name, n: (name, n) == death,
+            kill_at=kill_at,
+        )
+        try:
+            run = play(world, folder, ROWS[row], **more)
+        except KilledError:
+            continue
+        break
+    trained = sorted(map(tuple, world.trained))
+    assert len(trained) == len(set(trained)) == 12
+    table = run.metrics
+    assert table.filter(table["name"] == "exact")["version"].to_list() == [2, 4, 6]
+
+
+def test_a_trainer_that_dies_costs_its_time_and_the_clock_goes_on(tmp_path: Path) -> None:
+    world = World(accident=lambda name, n: (name, n) == ("rank-0", 14))
+    run = play(world, tmp_path, areal(batch=2, eta=0), versions=6, checkpoint_every=2)
+    lost = run.metrics.filter(run.metrics["name"].is_in(["lost_s", "down_s"]))["value"].sum()
+    assert lost > 0.4  # the trainer alone needs half a second to come back
+    steps = run.metrics.filter(run.metrics["name"] == "step_s")["value"]
+    assert steps.sum() == pytest.approx(run.metrics["time_s"].max())
+    assert [each["time_s"] for each in run.summary["incidents"]] == sorted(
+        each["time_s"] for each in run.summary["incidents"]
+    )
+
+
+def test_an_answer_that_comes_just_after_its_time_fails_its_group_and_nothing_else(tmp_path: Path) -> None:
+    """The loop is busy when the deadline passes: both the answer and the time limit are seen at once."""
+    world = World(answer_s=lambda request, version: 1.0 if request.prompt != 2 else 2.01)
+    poll = world.poll
+    world.poll = lambda timeout_s: poll(max(timeout_s, 0.2))  # type: ignore[method-assign]
+    strategy = areal(batch=2, eta=0, lease_timeout_s=2.0)
+    run = play(world, tmp_path, strategy, prompts=5, epochs=1, versions=2)
+    assert run.summary["ledger"]["failed"].get("timeout", 0) >= 1
+
+
+def test_groups_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
+    world = World(answer_s=lambda request, version: 9.0 if request.index == 1 and request.prompt % 2 else 0.5)
+    with RunState(tmp_path) as state:
+        made = controller(world, state, areal(batch=2, eta=1, lease_timeout_s=2.0), versions=20)
+        made.run()
+        kept = (made._results, made._leases, made.driver.asked, made._groups)
+        assert all(len(each) <= 8 for each in kept)
+
+
+def test_a_hung_trainer_is_told_of_by_the_watchdog_and_nobody_waits_for_it_to_save(tmp_path: Path) -> None:
+    world = World()
+    with RunState(tmp_path) as state:
+        made = controller(world, state, areal(batch=2, eta=0), versions=50, watchdog_s=30.0)
+        receive = world.train_s
+        world.train_s = 1e9
+        began_s = world.now
+        ended = made.make(tmp_path / "policy")
+    assert receive == 1.0
+    assert ended.startswith("stalled: no new version for 30 s: ")
+    assert "the trainer makes version 1" in ended
+    assert world.now - began_s < 60
+
+
+def test_a_rank_that_is_killed_takes_the_run_back_and_one_that_raises_ends_it(tmp_path: Path) -> None:
+    """Rank 0 says that its connection was closed; who ended tells why."""
+    for status, goes_on in ((-9, True), (1, False)):
+        world = World()
+        with RunState(tmp_path / str(status)) as state:
+            made = controller(world, state, areal(batch=2, eta=0), versions=6)
+            link = _link_of(world, "trainer")
+            world.later(3.2, link, Message("failed", {"what": "RuntimeError: connection closed", "fatal": True}))
+            world.later(3.3, link, EOF)
+            said: list[bool] = []
+
+            def ended(world: World = world, status: int = status, said: list[bool] = said) -> list[Ended]:
+                if world.now < 1003.35 or said:
+                    return []
+                said.append(True)
+                return [
+                    Ended("rank-0", "rank-0 ended with status 1", 1),
+                    Ended("rank-1", "rank-1 ended: ValueError", status),
+                ]
+
+            world.ended = ended  # type: ignore[method-assign, assignment]
+            if goes_on:
+                assert made.run() == "versions"
+                assert world.restarted == ["rank-0"]
+            else:
+                with pytest.raises(TrainerFailedError, match=r"rank-1 ended: ValueError"):
+                    made.run()
 
 
 def test_a_checkpoint_keeps_what_waits_for_the_trainer(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class FakeLink:
 class Ended:
     name: str
     words: str
+    status: int = -9
 
 
 @dataclass
@@ -239,7 +240,7 @@ class Train:
                 measured = dict.fromkeys(header["asks"], 0.5)
                 done(
                     "trained", world.train_s, version=self.version, metrics=metrics, measured=measured,
-                    train_s=world.train_s,
+                    train_s=world.train_s, measure_s=0.0,
                 )  # fmt: skip
             case "publish":
                 assert header["version"] == self.version, "published what it does not have"

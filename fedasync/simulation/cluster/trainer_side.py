@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log1p, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from fedasync.core import Coordinator, Published, Step
@@ -14,6 +16,7 @@ from fedasync.simulation.cluster.publishing import PUBLISHING, Publishing
 from fedasync.simulation.cluster.settings import ClusterSettings
 from fedasync.simulation.cluster.time_use import TimeUse
 from fedasync.simulation.measuring import measuring
+from fedasync.streams import Stream
 
 if TYPE_CHECKING:
     from fedasync.simulation.cluster.runtime import ClusterSimulation
@@ -28,6 +31,7 @@ class TrainerSide:
     def __init__(self, simulation: ClusterSimulation, cluster: Cluster, settings: ClusterSettings, seed: int) -> None:
         self._simulation, self._cluster, self._settings = simulation, cluster, settings
         self._cost = cluster.trainer_cost
+        self._luck = Stream(seed, "step times")
         self._switch_s = cluster.switch_s if cluster.colocated else 0.0
         self._measured = measuring(simulation.coordinator.strategy, settings.divergence, seed)
         self.publishing: Publishing = PUBLISHING[cluster.weights.order](
@@ -90,6 +94,8 @@ class TrainerSide:
         self._training = True
         tokens, squares, answers = simulation.sizes([arrival.lease.id for arrival in step.entering])
         seconds = self._cost.seconds(tokens, squares, answers)
+        if self._cluster.trainer.spread_s:
+            seconds = self._drawn(seconds, step.version)
         self.times.begin(step, seconds, tokens)
         self._spent("waiting", self._free_since_s, begins_s)
         self._training_since_s = begins_s
@@ -157,6 +163,12 @@ class TrainerSide:
         if crashes == self._simulation.mishaps.crashes:
             self._evaluating = False
             self._begin()
+
+    def _drawn(self, seconds: float, version: int) -> float:
+        """A lognormal time of that mean, the same for a version under every strategy."""
+        variance = log1p((self._cluster.trainer.spread_s / seconds) ** 2)
+        score = NormalDist().inv_cdf(self._luck.uniform(version))
+        return seconds * exp(sqrt(variance) * score - variance / 2)
 
     def _learn(self) -> dict[str, float]:
         """Train for real on what the step takes, where something is learnt; what that says of itself."""

@@ -38,7 +38,8 @@ class Trainer:
 
     Each step takes ``fixed_s`` more, and ``minibatch_s`` for each of its ``minibatches``. It begins ``latency_s`` after
     its groups are there and the trainer is free, which waits meanwhile: messages between processes. An evaluation takes
-    the trainer ``evaluate_s``, where the run evaluates (``evaluate_every``).
+    the trainer ``evaluate_s``, where the run evaluates (``evaluate_every``). ``spread_s`` is the standard deviation of
+    a step's time around all that (0: none); it is lognormal (ours), and drawn by version.
     """
 
     mfu: float | None = None
@@ -53,6 +54,7 @@ class Trainer:
     activation_recompute: bool = False
     latency_s: float = 0.0
     evaluate_s: float = 0.0
+    spread_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("recompute_logprobs", "activation_recompute"):
@@ -73,6 +75,7 @@ class Trainer:
             "minibatch_s",
             "latency_s",
             "evaluate_s",
+            "spread_s",
         ):
             if getattr(self, name) is not None:
                 check_real(f"trainer: {name}", getattr(self, name), 0)
