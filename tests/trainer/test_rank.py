@@ -77,6 +77,7 @@ def test_a_step_is_trained_measured_and_told(controller: Controller) -> None:
     kind, header = controller.ask(train(1, [group(1, [0.5, 1.0]), group(2, [2.0])], ["kl"]))
     assert kind == "trained"
     assert isnan(header["metrics"].pop("loss"))
+    assert header.pop("measure_s") >= 0
     assert header == {"version": 1, "metrics": {"weight": 3.5}, "measured": {"kl": 3.5}}
 
 

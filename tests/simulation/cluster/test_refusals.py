@@ -227,7 +227,11 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         "partial_groups must be a RequireFull, an AllowShort or a Refill, got 'require_full'",
     ),
     (cluster, {"partial_groups": AllowShort}, "partial_groups must be a RequireFull, an AllowShort or a Refill, got <"),
-    (cluster, {"decoding": Trainer(mfu=0.4)}, "decoding must be a Decoding, a FixedSpeed, a SharedSpeed or a MeasuredSpeed, got Train"),
+    (
+        cluster,
+        {"decoding": Trainer(mfu=0.4)},
+        "decoding must be a Decoding, a FixedSpeed, a SharedSpeed or a MeasuredSpeed, got Train",
+    ),
     (cluster, {"trainer": 3.0}, "trainer must be a Trainer, got 3.0"),
     (cluster, {"weights": None}, "weights must be a Weights, got None"),
     (cluster, {"reward": Constant(1.0)}, "reward must be a Reward, got Constant"),
@@ -345,3 +349,13 @@ def test_a_table_of_ones_own_hardware_is_told_what_it_lacks(keys: dict[str, Any]
     assert (
         parse(Cluster, {"generation_gpus": 1, "training_gpus": 1, "gpu": GPU}, "s.toml: cluster").hardware.name == "x"
     )
+
+
+# -- what only a policy knows, and what it knows by itself -----------------------------------------------------
+
+
+def test_without_a_policy_lengths_have_to_be_told_and_nothing_is_evaluated() -> None:
+    with pytest.raises(ValueError, match=r"prompts: give answer_tokens, or turns \(.*\), got neither"):
+        simulate_cluster(AREAL, cluster(), Prompts(answers=2), versions=1)
+    with pytest.raises(ValueError, match=r"run: evaluate_every = 2, and nothing is learnt; a \[task\]"):
+        simulate_cluster(AREAL, cluster(), prompts(), versions=1, evaluate_every=2)

@@ -41,7 +41,9 @@ def test_the_poll_delay_is_a_number_or_a_law_in_toml() -> None:
     law = parse(Weights, {"poll_s": {"kind": "uniform", "low": 0, "high": 5}, "order": "one_by_one"}, where)
     assert law == Weights(poll_s=Uniform(0.0, 5.0), order="one_by_one")
     assert parse(Weights, {"poll_s": {"kind": "constant", "value": 1.5}}, where).poll_s == Constant(1.5)
-    with pytest.raises(StudyError, match=r"cluster.weights.order: got 'x'|order: got \"x\"; 'all_at_once', 'one_by_one' or 'each'"):
+    with pytest.raises(
+        StudyError, match=r"cluster.weights.order: got 'x'|order: got \"x\"; 'all_at_once', 'one_by_one' or 'each'"
+    ):
         parse(Weights, {"order": "x"}, where)
 
 
