@@ -174,7 +174,7 @@ def _token_staleness(run: Run) -> float | None:
     """Mean over versions of the mean age of their tokens."""
     import polars as pl
 
-    ages = run.metrics.filter(pl.col("name") == "staleness_mean")["value"]
+    ages = run.metrics.filter(pl.col("name") == "token_staleness_mean")["value"]
     return float(ages.mean()) if len(ages) else None  # type: ignore[arg-type]
 
 

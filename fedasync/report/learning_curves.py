@@ -37,6 +37,8 @@ def learning_curves(runs: Runs, report: Report | None = None, *, command: str = 
     a version was trained on, and of evaluations the share of exact answers, or else the reward. Raises ValueError for
     runs without rollouts, and where nothing was learnt.
     """
+    from matplotlib.ticker import MaxNLocator
+
     shown = arrange(runs, report)
     need_rollouts(shown, "learning_curves")
     metrics = learnt_metrics(shown)
@@ -59,6 +61,7 @@ def learning_curves(runs: Runs, report: Report | None = None, *, command: str = 
         axes[0].set_title(style.wrap(shown.facet_title(facet), 44), loc="left")
     grid[-1][0].set_xlabel(f"{shown.clock} (s)")
     grid[-1][1].set_xlabel("version")
+    grid[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True))
     style.title(figure, "What was learnt, by time and by version")
     ordered = [label for label in shown.series if label in handles]
     style.legend(figure, [handles[label] for label in ordered], ordered, spoken(shown.report.series))

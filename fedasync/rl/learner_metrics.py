@@ -25,8 +25,8 @@ def about(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
         "response_tokens_mean": float(generated.mean()),
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
-        "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
-        "staleness_max": float(ages.max()) if len(ages) else 0.0,
+        "token_staleness_mean": float(ages.mean()) if len(ages) else 0.0,
+        "token_staleness_max": float(ages.max()) if len(ages) else 0.0,
     }
 
 

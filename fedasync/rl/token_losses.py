@@ -55,7 +55,8 @@ def selected(objective: Objective, behaviour: Tensor, proximal: Tensor, mask: Te
         return None
     known = mask & behaviour.isfinite()
     drift = torch.where(known, proximal.detach() - behaviour, 0.0)
-    return corrections.m2_kept(drift, mask, objective.option("m2_bound"))
+    # Over what is known: a drift of 0 that nobody measured would make room for one that is too large.
+    return (mask & ~known) | corrections.m2_kept(drift, known, objective.option("m2_bound"))
 
 
 def _check(objective: Objective, terms: Terms) -> None:
@@ -157,7 +158,7 @@ def _kept(objective: Objective, terms: Terms, seen: _Seen) -> Tensor:
     if objective.needs_selection:
         chosen = terms.selected
         if chosen is None:
-            chosen = selected(objective, seen.behaviour, seen.proximal, seen.mask)
+            chosen = selected(objective, torch.where(seen.known, seen.behaviour, torch.nan), seen.proximal, seen.mask)
         assert chosen is not None
         kept = kept & chosen
     return kept
@@ -183,5 +184,5 @@ def _stats(
     stats |= dict(zip(shares, told.tolist(), strict=True))
     if terms.token_versions is not None and terms.version is not None and stats["tokens"]:
         age = (terms.version - terms.token_versions)[seen.mask].double()
-        stats["staleness_mean"], stats["staleness_max"] = float(age.mean()), float(age.max())
+        stats["token_staleness_mean"], stats["token_staleness_max"] = float(age.mean()), float(age.max())
     return stats

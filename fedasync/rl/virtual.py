@@ -8,6 +8,7 @@ epoch, place in the group, position) alone, whatever is generated with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from fedasync.core.bounds import check_integer
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1024
 """Answers that are generated side by side."""
+MOST_PROMPTS = 65536
+"""Prompts whose lengths are remembered."""
 
 
 class VirtualLearner:
@@ -39,6 +42,7 @@ class VirtualLearner:
         evaluation_prompts: int = 64,
         reward_timeout_s: float | None = None,
     ) -> None:
+        from fedasync.rl.engines import prompt_tokens
         from fedasync.rl.learner import Learner
 
         check_integer("answers", answers, 1)
@@ -52,7 +56,8 @@ class VirtualLearner:
         self._kept: dict[int, dict[str, Tensor]] = {}
         """Version → weights."""
         self._published = self._loaded = -1
-        self._prompt_tokens: dict[int, int] = {}
+        asked = partial(prompt_tokens, cast(Any, self._actor), cast(Any, problem.environment))
+        self._tokens_of = lru_cache(MOST_PROMPTS)(asked)
         self.publish(self.learner.version)
 
     @property
@@ -62,15 +67,9 @@ class VirtualLearner:
 
     def prompt_tokens(self, prompt: int) -> int:
         """Tokens of a prompt; 0 for a control task, and for a prompt whose answers will fail."""
-        from fedasync.rl.engines import is_control, prompt_tokens
+        from fedasync.rl.engines import is_control
 
-        environment: Any = self.problem.environment
-        if is_control(environment):
-            return 0
-        found = self._prompt_tokens.get(prompt)
-        if found is None:
-            found = self._prompt_tokens[prompt] = prompt_tokens(self._actor, environment, prompt)
-        return found
+        return 0 if is_control(self.problem.environment) else self._tokens_of(prompt)
 
     def generate(self, version: int, starts: Sequence[Start]) -> list[Finished]:
         """Each answer whole, from its prefix on, under a version that is kept; failures are told, not raised.

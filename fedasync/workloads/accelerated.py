@@ -36,7 +36,7 @@ def through_accelerate(
 ) -> Workload:
     """The same workload, its ``train`` run through an ``accelerate.Accelerator``.
 
-    A ``Classification`` (every shipped workload but ``quadratic``) comes back as an ``Accelerated``. A workload of its
+    A ``Classification`` (data workloads all are) comes back as an ``Accelerated``. A workload of its
     own kind is given the Accelerator if it has ``accelerate`` (see ``AcceleratedWorkload``); without, it comes back as
     it is, if nothing is asked of it. ``device`` "auto" is CUDA where there is one and the CPU elsewhere, unless the
     workload's ``LocalTraining`` says "cpu".

@@ -57,7 +57,9 @@ def runs() -> list[Run]:
                 )
                 values = {v: reward(correction, eta, seed, v) for v in range(1, VERSIONS + 1)}
                 evaluated = {v: values[v] ** 2 for v in range(5, VERSIONS + 1, 5)}
-                made.append(learnt(run, {"reward_mean": values, "exact": evaluated, "reward": evaluated}))
+                ages = dict.fromkeys(values, 0.5 + eta)
+                curves = {"reward_mean": values, "exact": evaluated, "reward": evaluated, "token_staleness_mean": ages}
+                made.append(learnt(run, curves))
     return made
 
 
@@ -150,6 +152,7 @@ def test_the_table_has_the_spread_of_every_point(runs: list[Run]) -> None:
     assert (row["least"], row["greatest"]) == (pytest.approx(min(last), abs=1e-6), pytest.approx(max(last), abs=1e-6))
     assert row["half_width"] == pytest.approx(4.302653 * np.std(last, ddof=1) / np.sqrt(SEEDS), abs=1e-6)
     assert (row["seeds"], row["ended_early"]) == (SEEDS, 0)
+    assert row["staleness"] == 4.5, "of tokens, which is not the groups' τ"
     assert "± (95 %)" in readable_final(runs, REPORT).columns
 
 

@@ -74,10 +74,10 @@ def test_stats_of_parts_make_those_of_the_whole(parts: list[list[float]]) -> Non
 
 def test_parts_of_which_nothing_is_known_count_only_as_missing() -> None:
     unknown = {"tokens": 4, "missing_tokens": 4, "rejected_share": 0.5}
-    known = stats([2.0, 2.0]) | {"rejected_share": 0.0, "staleness_max": 3.0}
+    known = stats([2.0, 2.0]) | {"rejected_share": 0.0, "token_staleness_max": 3.0}
     together = combined([unknown, known])
     assert (together["tokens"], together["missing_tokens"]) == (6, 4)
     assert together["ratio_mean"] == near(2)
     assert together["rejected_share"] == near(2 / 6)
-    assert together["staleness_max"] == 3
+    assert together["token_staleness_max"] == 3
     assert combined([]) == {}

@@ -204,8 +204,8 @@ def test_metrics_are_what_was_trained_on() -> None:
     assert told["response_tokens_mean"] == pytest.approx(generated.mean())
     assert told["reward_mean"] == pytest.approx(np.mean([each.reward for each in trajectories]))
     assert told["reward_std"] == pytest.approx(np.std([each.reward for each in trajectories]))
-    assert told["staleness_mean"] == pytest.approx(3 * generated[6:].sum() / generated.sum())
-    assert told["staleness_max"] == 3
+    assert told["token_staleness_mean"] == pytest.approx(3 * generated[6:].sum() / generated.sum())
+    assert told["token_staleness_max"] == 3
     assert told["learning_rate"] == pytest.approx(1e-2 * 2 / 4)
     assert 0 < told["entropy"] < np.log(12)
     assert all(type(each) is float and np.isfinite(each) for each in told.values())

@@ -234,6 +234,19 @@ def test_m2po_drops_the_largest_log_ratios_until_their_second_moment_is_in_bound
     assert loss == gradient == close([-exp(0.05), exp(-0.1), 0, -exp(0.2), -exp(-0.02)])
 
 
+def test_tokens_without_a_log_probability_make_no_room_in_m2pos_bound() -> None:
+    """Drifts of 0.05 and 0.6 are outside the bound together, however many tokens nothing is known of."""
+    drift, missing = [0.05, 0.6], [float("nan")] * 8
+    of = terms([[-1.0] * 10], [[-1 - each for each in drift] + missing], [[1] * 10])
+    objective = Objective("m2po")
+    loss, _, found = played(objective, of)
+    assert loss == close([-exp(0.05), 0] + [-1] * 8)
+    assert found.stats["rejected_share"] == approx(1 / 10)
+    kept = objective.selected(of.behaviour, of.log_probs, of.mask)
+    assert kept is not None
+    assert kept[0].tolist() == [True, False] + [True] * 8
+
+
 # -- the other masks ---------------------------------------------------------------------------------------------
 
 
@@ -251,7 +264,7 @@ def test_tokens_older_than_the_bound_are_left_out_and_their_neighbours_stay() ->
     loss, _, found = played(Objective(max_token_staleness=1), of)
     assert loss == [0, -1, -1, -1]
     assert found.counted.all()
-    assert (found.stats["staleness_mean"], found.stats["staleness_max"]) == (0.75, 2)
+    assert (found.stats["token_staleness_mean"], found.stats["token_staleness_max"]) == (0.75, 2)
 
 
 @pytest.mark.parametrize(

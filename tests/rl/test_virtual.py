@@ -155,8 +155,19 @@ TIMINGS = {
     "shared speed": cluster(decoding=SharedSpeed(500.0, 700.0, max_running=64)),
     "slow rewards": cluster(reward=Reward(Uniform(0.0, 0.1))),
     "colocated": cluster(colocated=True, training_gpus=2, switch_s=0.01),
-    "few places": cluster(generation_gpus=1, decoding=FixedSpeed(1000.0, max_running=2)),
 }
+
+
+def test_where_answers_start_one_by_one_the_company_changes_rounding_and_nothing_else() -> None:
+    asked = problem()
+    _, batches = plain_loop(asked)
+    few = cluster(generation_gpus=1, decoding=FixedSpeed(1000.0, max_running=2))
+    _, learning = run(synchronous_rl(batch=BATCH), few, asked=asked)
+    for own, plain in zip(learning.batches, batches, strict=True):
+        for one, other in zip(own, plain, strict=True):
+            for a, b in zip(one.trajectories, other.trajectories, strict=True):
+                assert a.tokens.tolist() == b.tokens.tolist()
+                assert a.log_probs == pytest.approx(b.log_probs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", TIMINGS)
@@ -339,6 +350,34 @@ def test_what_is_forgotten_is_all_but_what_is_asked_for_and_what_was_published_l
         learning.publish(version)
     learning.forget({1})
     assert learning.versions == {1, 3}
+
+
+def test_lengths_of_prompts_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Counted(Repeat):
+        def start(self, prompt: int, *, held_out: bool = False) -> Any:
+            started.append(prompt)
+            return super().start(prompt, held_out=held_out)
+
+    monkeypatch.setattr("fedasync.rl.virtual.MOST_PROMPTS", 2)
+    learning = VirtualLearner(problem(environment=Counted()), 0, ANSWERS)
+    assert [learning.prompt_tokens(prompt) for prompt in (0, 1, 1, 2, 0)] == [2, 3, 3, 4, 2]
+    assert started == [0, 1, 2, 0]
+
+
+def test_ages_of_tokens_do_not_hide_those_of_groups() -> None:
+    """τ is of the version that a group was asked under; some of its tokens are newer."""
+    simulation, learning = run(areal(batch=BATCH, eta=2), versions=8)
+    table = simulation.trainer.times.table()
+    of_groups, of_tokens = (
+        table.filter(table["name"] == name)["value"].to_list() for name in ("staleness_mean", "token_staleness_mean")
+    )
+    assert of_tokens == [each["token_staleness_mean"] for each in learning.metrics]
+    assert of_groups == [
+        np.mean([version - group.base_version for group in batch]) for version, batch in enumerate(learning.batches)
+    ]
+    assert of_groups != of_tokens
 
 
 # -- control ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import signal
 import subprocess
 import time
@@ -240,6 +241,39 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert "goes on from its last checkpoint" in end.out
     assert len(runs(E)) == 4
     assert not list((E / "runs").glob("*.error.log"))
+
+
+@pytest.mark.parametrize("ended", ["stalled: no new version for 9 s", "nothing accepted in 9 s", "diverged: nan"])
+def test_a_run_of_no_good_end_has_failed_and_goes_on_from_its_checkpoint(
+    experiment: Path, fedasync: Command, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    def make(self: TrainerRequest, folder: Path, told: Told) -> Run:
+        run = pretend(self, folder, told)
+        if self.seed == 0 and self.labels["strategy"] == "eta 1":
+            (folder / "checkpoints" / "v1").mkdir(parents=True)
+            (folder / "checkpoints" / "v1" / "state.json").write_text("{}")
+            run.summary["ended"] = ended
+        return run
+
+    monkeypatch.setattr(TrainerRequest, "make", make)
+    end = fedasync("run", "e.toml")
+    assert end.status == 1
+    (failed,) = [line for line in end.err.splitlines() if ended in line]
+    assert f"{ended}; the same command goes on from its newest checkpoint (logs: " in failed
+    assert len(runs(E)) == 3
+    (kept,) = (E / "progress").iterdir()
+    assert kept.name.startswith("eta-1_seed0")
+
+    def resumed(self: TrainerRequest, folder: Path, told: Told) -> Run:
+        assert (folder / "checkpoints" / "v1" / "state.json").is_file()
+        shutil.rmtree(folder / "policy")
+        return pretend(self, folder, told)
+
+    monkeypatch.setattr(TrainerRequest, "make", resumed)
+    end = fedasync("run", "e.toml")
+    assert (end.status, len(runs(E))) == (0, 4)
+    assert "goes on from its last checkpoint" in end.out
+    assert not list((E / "progress").iterdir())
 
 
 @pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])

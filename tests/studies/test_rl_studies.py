@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -161,6 +162,33 @@ def test_versions_of_learning_libraries_are_part_of_the_question() -> None:
     name = store.run_id({}, 0, config, {})
     assert name == store.run_id({}, 0, dict(config), {})
     assert name != store.run_id({}, 0, {"task": {"kind": "reverse", "length": 3}}, {})
+
+
+def test_the_runtimes_source_is_part_of_a_real_runs_question_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names() -> tuple[str, str]:
+        store._source.cache_clear()
+        config = {"task": {"kind": "reverse"}}
+        return store.run_id({}, 0, config, {}), store.run_id({}, 0, config, {}, *store.OF_PROCESSES)
+
+    shutil.copytree(store.PACKAGE, tmp_path / "fedasync", ignore=shutil.ignore_patterns("__pycache__"))
+    assert all((store.PACKAGE / place).exists() for place in (*store.ROOMS, *store.OF_PROCESSES))
+    try:
+        monkeypatch.setattr(store, "PACKAGE", tmp_path / "fedasync")
+        simulated, real = names()
+        for place in ("trainer/controller.py", "trainer/worker.py", "apps/rollout_worker.py", "apps/trainer_rank.py"):
+            with (tmp_path / "fedasync" / place).open("a") as file:
+                file.write("# another line\n")
+            assert names()[0] == simulated
+            assert names()[1] != real
+            real = names()[1]
+        with (tmp_path / "fedasync" / "rl" / "learner.py").open("a") as file:
+            file.write("# another line\n")
+        assert names()[0] != simulated
+    finally:
+        monkeypatch.undo()
+        store._source.cache_clear()
 
 
 def test_a_policy_learns_under_the_virtual_clock(fedasync: Command, study: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_openrlhf_1322_a_real_run_trains_each_prompt_once_after_whatever_message
     while killed:
         world, _, killed = whole(tmp_path / str(kill_at), kill_at, areal(batch=2, eta=1))
         assert sorted(world.trained) == EVERY_PROMPT_ONCE
-        kill_at += 3
+        kill_at += 1 if kill_at < 60 else 3
     assert kill_at > 60
 
 
@@ -106,7 +106,12 @@ def test_nemo_rl_3238_one_stuck_answer_of_a_real_group_costs_a_time_out(tmp_path
     strategy = synchronous_rl(batch=2, lease_timeout_s=20.0)
     run = play(world, tmp_path, strategy, prompts=6, epochs=1, versions=2)
     assert run.summary["ended"] == "versions"
-    assert run.summary["ledger"]["failed"].get("timeout", 0) <= 3
+    events = run.read_events(lambda log: log)
+    failed = events.filter(events["kind"] == "failed")
+    assert set(failed["reason"]) == {"timeout"}
+    assert set(failed["worker"]) == {2}, "the stuck prompt, and no other"
+    assert 1 <= len(failed) <= 3
+    assert [2, 0] not in world.trained
 
 
 def test_nemo_rl_3488_dead_producers_reach_whoever_waits_for_them(tmp_path: Path) -> None:
@@ -160,10 +165,27 @@ def test_trl_6913_weights_that_never_come_stall_loudly(tmp_path: Path) -> None:
 
 
 def test_slime_1800_a_real_run_asks_the_prompt_again_and_keeps_no_fragments(tmp_path: Path) -> None:
-    """Whatever a killed worker had generated, the answer that is trained is of one attempt, from its beginning."""
-    world = World(workers=2, accident=lambda name, n: (name, n) == ("worker-0", 4))
-    run = play(world, tmp_path, areal(batch=2, eta=1), prompts=8, epochs=1, versions=4)
-    assert run.rollouts is not None
-    done = run.rollouts.filter(run.rollouts["end_s"].is_not_null())
-    assert set(done["generated_tokens"]) == {3}
-    assert set(done["segments"]) == {1}
+    """What a worker had when it died, or lost half-way, is asked again as it was; that attempt alone is trained."""
+
+    def lost_half_way(request: Request, attempt: int) -> str | None:
+        return "engine: lost after 2 tokens" if (request.prompt, request.index, attempt) == (5, 1, 1) else None
+
+    world = World(
+        workers=2,
+        answer_s=lambda request, version: 1.0 + request.prompt % 3,
+        accident=lambda name, n: (name, n) == ("worker-0", 5),
+        fails=lost_half_way,
+    )
+    run = play(world, tmp_path, areal(batch=2, eta=1), prompts=8, epochs=1, versions=4, answers=2)
+    attempts: dict[tuple[int, ...], int] = {}
+    for attempt, request in world.asked:
+        key = (request.prompt, request.epoch, request.index)
+        assert attempt == attempts.get(key, 0) + 1
+        attempts[key] = attempt
+    again = {key for key, attempt in attempts.items() if attempt > 1}
+    assert run.summary["failures"].keys() == {"worker died", "engine"}
+    assert again > {(5, 0, 1)}, "and what the worker was generating when it died"
+    assert len(world.answers) == 16
+    for prompt, epoch, index, *tokens in world.answers:
+        assert set(tokens) == {attempts[prompt, epoch, index]}, "of the last attempt, from its beginning"
+    assert again == {(prompt, epoch, index) for prompt, epoch, index, *tokens in world.answers if tokens[0] > 1}

@@ -186,23 +186,76 @@ def test_several_ranks_learn_as_one_and_die_and_come_again_together(begin: Calla
     assert run.ask(evaluate(), "evaluated")["metrics"] == {"reward": 7.0}
     run.ask(train(2, [group(1, [1.0])]), "trained", 3)
     assert run.ask(train(3, [group(1, [1.0])]), "failed")["what"] == "ArithmeticError: the loss is not finite"
-    both_ended(run)
+    ended: list[Ended] = run.until(run.processes.ended)
+    assert [each.name for each in ended] == ["rank-0", "rank-1"], "told once, together"
+    assert all(each.status > 0 for each in ended)
 
     run.processes.restart("rank-1")  # all come again
     run.wait_for("rank-0", "ready", 2)
     assert run.ask(train(1, [group(1, [1.0])]), "trained", 4)["metrics"]["weight"] == 1.0
     run.processes.kill("rank-1")
+    ended = run.until(run.processes.ended)
+    assert [each[:2] for each in ended] == [("rank-1", -9)]
     run.links["rank-0"].send(train(2, [group(1, [1.0])]))
     run.wait_for("rank-0", "eof", 2)
-    both_ended(run)
+    run.until(lambda: not run.processes.runs("rank-0"))
+    assert run.processes.ended() == [], "the other followed it, which is no other death"
 
 
-def both_ended(run: Run) -> None:
-    """Both ranks, and neither well."""
-    ended: list[Ended] = []
-    run.until(lambda: ended.extend(run.processes.ended()) or len(ended) == 2)
-    assert {each.name for each in ended} == {"rank-0", "rank-1"}
-    assert all(each.status for each in ended)
+def stubborn(folder: Path, code: str) -> LocalProcesses:
+    """Processes that run this."""
+    (folder / "stubborn.py").write_text(code)
+    settings = ChildSettings({}, "a test", 0, ChannelSpec("files", str(folder)))
+    modules = {"worker_module": "stubborn", "rank_module": "stubborn", "environment": {"PYTHONPATH": str(folder)}}
+    return LocalProcesses(folder, "unix:@nobody", b"key", settings, grace_s=0.1, **modules)  # type: ignore[arg-type]
+
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+def test_ranks_that_die_together_are_one_death_and_are_started_again_once(tmp_path: Path) -> None:
+    with stubborn(tmp_path, SLEEPER) as processes:
+        ranks = processes.start_ranks(3)
+        assert processes.ended() == []
+        os.kill(processes.pid("rank-2"), signal.SIGKILL)
+        while processes.runs("rank-2"):
+            time.sleep(0.01)
+        assert processes.ended() == [], "perhaps the others follow"
+        for name in ("rank-0", "rank-1"):
+            processes.kill(name)
+        ended = processes.ended()
+        assert [each.name for each in ended] == ranks
+        processes.restart(ended[0].name)
+        assert processes.ended() == []
+        processes.start_worker(0)
+        processes.kill("worker-0")
+        assert [each.name for each in processes.ended()] == ["worker-0"]
+        processes.kill("rank-1")
+        found: list[Ended] = []
+        while not found:
+            found = processes.ended()
+        assert [each.name for each in found] == ["rank-1"]
+        processes.kill("rank-0")
+        assert processes.ended() == []
+
+
+def test_to_kill_a_child_is_to_kill_its_group(tmp_path: Path) -> None:
+    code = (
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {SLEEPER!r}])\nprint('begun', flush=True)\n"
+    )
+    with stubborn(tmp_path, code + SLEEPER) as processes:
+        name = processes.start_worker(0)
+        until_s = time.monotonic() + PATIENCE_S
+        while "begun" not in processes.log_tail(name):
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        session = processes.pid(name)
+        assert len(members_of([session])) == 2
+        processes.kill(name)
+        while members_of([session]):
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        assert [each[:2] for each in processes.ended()] == [(name, -9)]
 
 
 OWNER = """
@@ -258,18 +311,7 @@ while True:
 
 @pytest.mark.parametrize("how", ["end", "parent"])
 def test_whoever_does_not_listen_is_killed_with_its_children(tmp_path: Path, how: str) -> None:
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
-    settings = ChildSettings({}, "a test", 0, ChannelSpec("files", str(tmp_path)))
-    processes = LocalProcesses(
-        tmp_path,
-        "unix:@nobody",
-        b"key",
-        settings,
-        grace_s=0.1,
-        environment={"PYTHONPATH": str(tmp_path)},
-        worker_module="stubborn",
-    )
-    with processes:
+    with stubborn(tmp_path, STUBBORN) as processes:
         name = processes.start_worker(0)
         session = processes.pid(name)
         until_s = time.monotonic() + PATIENCE_S

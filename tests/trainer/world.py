@@ -26,12 +26,12 @@ class KilledError(BaseException):
     """The whole run ends here, as by kill -9."""
 
 
-def trajectory(prompt: int, epoch: int, index: int, version: int, tokens: int) -> Trajectory:
-    """Prompt and epoch as the prompt's tokens, so that whoever trains knows what it trains."""
+def trajectory(prompt: int, epoch: int, index: int, attempt: int, version: int, tokens: int) -> Trajectory:
+    """Prompt and epoch as the prompt's tokens, then index and attempt: whoever trains knows what it trains."""
     total = 2 + tokens
     chosen = np.arange(total) >= 2
     return Trajectory(
-        np.array([prompt, epoch, *([index] * tokens)], np.int64),
+        np.array([prompt, epoch, index, *([attempt] * (tokens - 1))], np.int64),
         chosen,
         np.where(chosen, -1.0, 0.0).astype(np.float32),
         np.where(chosen, version, -1).astype(np.int32),
@@ -95,6 +95,10 @@ class World:
     dead: list[Ended] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
     batches: list[list[int]] = field(default_factory=list)
+    asked: list[tuple[int, Request]] = field(default_factory=list)
+    """Everything that workers were asked for, with the number of its attempt."""
+    answers: list[list[int]] = field(default_factory=list)
+    """Tokens of every answer that was trained: prompt, epoch, index, attempt, attempt."""
     stopped: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     """Children that receive, and do nothing."""
@@ -191,9 +195,10 @@ class Work:
                 start_s, seconds = world.now, world.answer_s(request, self.version)
                 attempt = world.attempt(request)
                 why = world.fails(request, attempt)
+                world.asked.append((attempt, request))
                 told = Finished(
                     request.answer,
-                    None if why else trajectory(request.prompt, request.epoch, request.index, self.version, 3),
+                    None if why else trajectory(*request[1:], attempt, self.version, 3),
                     why,
                     why is not None and why.startswith("environment"),
                     start_s,
@@ -233,6 +238,7 @@ class Train:
                 assert header["version"] == self.version
                 world.batches.append([group.prompt for group in groups])
                 for group in groups:
+                    world.answers += [each.tokens.tolist() for each in group.trajectories]
                     told = {tuple(each.tokens[:2].tolist()) for each in group.trajectories}
                     assert len(told) == 1
                     world.trained.append(list(told.pop()))

@@ -97,7 +97,8 @@ class Each:
 
     def _failed(self, load: _Load) -> None:
         load.attempt += 1
-        if self._mishaps.tries_again(self._version, load.attempt, self._now()):
+        assert load.version is not None
+        if self._mishaps.tries_again(load.version, load.attempt, self._now()):
             self._after(self._mishaps.retry_s, load, self._transfer)
         else:
             self._end(load, None)
@@ -111,7 +112,7 @@ class Each:
         self._rollouts.reopen([load.server], self._now(), version, recompute=recompute)
         on_their_way = (load.version for load in self._loads.values() if load.version is not None)
         self._rollouts.forget(self._version, *on_their_way)
-        if version is not None and version < self._version:
+        if load.version is not None and load.version < self._version:
             self._ask(load.server)
 
     def _forget(self, load: _Load) -> None:

@@ -234,6 +234,16 @@ def test_a_server_that_loads_an_older_version_has_another_turn() -> None:
     assert [server.version for server in simulation.rollouts.servers] == [3, 3]
 
 
+def test_a_server_that_gives_up_an_older_version_has_another_turn() -> None:
+    """Versions 2 and 3 are published while version 1 is loaded in vain: the newest is what is tried next."""
+    of = cluster(servers=2, train_s=1.0, weights=replace(LOADING, order="each"))
+    faults = Faults(sync_fails=SyncFails(1.0, timeout_s=2.5, most_retries=0))
+    simulation = play(areal(batch=1, eta=4), of, prompts(0.0, count=3, epochs=1), faults=faults, versions=9)
+    assert simulation.ended.startswith("data exhausted")
+    tried = [what.split()[2] for what in told(simulation) if "given up" in what]
+    assert tried == ["1", "1", "3", "3"]
+
+
 def test_a_colocated_cluster_does_not_wait_for_what_its_training_has_stopped() -> None:
     of = cluster(servers=2, training_gpus=2, colocated=True, switch_s=0.5)
     simulation = play(areal(batch=4, eta=2, interrupt=False), of, prompts(1.0), versions=10)
