@@ -29,6 +29,15 @@ class Problem:
         """Version 0: a function of the seed."""
         return self.policy.make(self.environment, seed)
 
+    def refusal(self, answers: int) -> str | None:
+        """Why nothing can be learnt from groups of so many answers; None where something can."""
+        if answers > 1 or self.objective.advantages in ("reward", "gae"):
+            return None
+        return (
+            f"prompts: answers = 1 with advantages = {self.objective.advantages!r}, which compares the answers of a "
+            "group: every advantage would be 0; 2 or more, or advantages = 'reward' or 'gae', would do"
+        )
+
     def warnings(self) -> list[str]:
         """What a user should know before a run: options that cannot do what they say."""
         optimiser = self.optimiser

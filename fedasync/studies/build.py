@@ -127,6 +127,8 @@ def build_cluster(config: dict[str, Any], where: str) -> ClusterParts:
     if problem is None:
         return ClusterParts(strategy, cluster, prompts, faults, settings, (row,))
     refuse_unevaluated(problem, config.get("targets", {}), settings.evaluate_every, where)
+    if (refusal := problem.refusal(prompts.answers)) is not None:
+        raise StudyError(f"{where}: {refusal}")
     if "seed" not in config:
         raise StudyError(f"{where}: seed: this key is missing")
     sources = (row, *problem_sources(config, where))

@@ -83,6 +83,8 @@ def _refuse(parts: TrainerParts) -> None:
     count, least = parts.problem.environment.prompts, processes.partial_groups
     if prompts.epochs is not None and count is None:
         raise ValueError(f"prompts: epochs = {prompts.epochs} of a task without end; prompts in [task] would do")
+    if (refusal := parts.problem.refusal(prompts.answers)) is not None:
+        raise ValueError(refusal)
     if isinstance(least, AllowShort) and least.least > prompts.answers:
         raise ValueError(
             f"processes: allow_short with least = {least.least} of groups of {prompts.answers} answers "

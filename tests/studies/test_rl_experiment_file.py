@@ -54,6 +54,7 @@ MISTAKES = {
     ("[policy]", "[polcy]"): "e.toml: polcy: unknown table; did you mean 'policy'?",
     ("[sampling]\nmax_new_tokens = 4", ""): "e.toml: the table [sampling] is missing",
     ('kind = "reverse"', 'kind = "revers"'): "task.kind: unknown name 'revers'; did you mean 'reverse'?",
+    ("answers = 2", "answers = 1"): "prompts: answers = 1 with advantages = 'grpo', which compares the answers of",
     ("answers = 2", 'answers = "2"'): 'prompts.answers: got "2"; an integer would do',
     ("answers = 2", "answers = 2\nanswer_tokens = 3"): "prompts.answer_tokens: unknown key; did you mean 'answers'?",
     ("answers = 2", "answers = 2\nepochs = 3"): "prompts: epochs = 3 of a task without end; prompts in [task] would do",
