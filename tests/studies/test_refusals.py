@@ -140,7 +140,7 @@ def test_a_strategy_with_a_bound_of_its_own_takes_no_other(fedasync: Command, st
         ('key = "run.updatse"\nvalues = [50]', "s.toml (a = 50): run.updatse: unknown key; did you mean 'updates'?"),
         ('key = "run.updates"\nvalues = [50, -1]', "s.toml (a = -1): run: updates must be an integer ≥ 1, got -1"),
         ('key = "rum.updates"\nvalues = [50]', "axis a: rum.updates: unknown table; did you mean 'run'?"),
-        ('key = "targets.w"\nvalues = [50]', "axis a: targets.w: unknown table (known: cluster, faults, population"),
+        ('key = "targets.w"\nvalues = [50]', "axis a: targets.w: unknown table (known: cluster, faults, objective"),
         ('key = "run.updates"\nvalues = [50, 50]', "axis a: two points have the label '50'; give them different"),
         ('key = "run.updates"\nvalues = [50, 60]\nlabels = ["x", "x"]', "axis a: two points have the label 'x'"),
         ('key = "run.updates"\nvalues = [50, 60]\nlabels = ["x"]', "axis a.labels: one text for each of the 2"),
@@ -176,7 +176,7 @@ def test_an_axis_may_not_take_two_names_for_one_key(fedasync: Command, study: Pa
         ("rum.updates=5", "--set rum.updates=5: unknown table; did you mean 'run'?"),
         (
             "targets.w=5",
-            "--set targets.w=5: unknown table (known: cluster, faults, population, prompts, run, strategy, workload)",
+            "--set targets.w=5: unknown table (known: cluster, faults, objective, optimiser, policy",
         ),
         ("run.updates.x=5", "--set run.updates.x=5: run.updates is no table"),
         ("run.updates=[", 's.toml (a = 10): run.updates: got "["; an integer would do'),
