@@ -127,7 +127,7 @@ def finished_run(request: TrainerRequest, controller: Controller, state: RunStat
     answers, iterations = state.answers.rows(), state.iterations.rows()
     answers = answers[np.lexsort((answers["answer"], answers["lease"]))]
     rollouts = rollouts_frame({name: answers[name] for name in answers.dtype.names or ()})
-    metrics = controller.times.table()
+    metrics = controller.time.steps.table()
     settings, end_s = request.settings, controller.now
     summary: dict[str, Any] = {
         "run_id": request.name or f"{request.strategy.name}-seed{request.seed}",
@@ -143,14 +143,14 @@ def finished_run(request: TrainerRequest, controller: Controller, state: RunStat
             metrics,
             end_s=end_s,
             ended=ended,
-            training_s=controller.times.training_s,
+            training_s=controller.time.steps.training_s,
             warm_up_versions=settings.warm_up_versions,
             prompts=request.task_prompts,
             epochs=request.prompts.epochs,
             target=request.target,
             incidents=[asdict(incident) for incident in controller.incidents],
         ),
-        "shares": _shares(controller.trainer_s, iterations, end_s, request.processes.workers),
+        "shares": _shares(controller.time.spent_s, iterations, end_s, request.processes.workers),
         "failures": controller.failures,
         "restarts": controller.restarts,
     }

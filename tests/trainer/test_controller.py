@@ -200,7 +200,7 @@ def test_groups_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
     with RunState(tmp_path) as state:
         made = controller(world, state, areal(batch=2, eta=1, lease_timeout_s=2.0), versions=20)
         made.run()
-        kept = (made._results, made._leases, made.driver.asked, made._groups)
+        kept = (made.groups._came, made.groups.leases, made.driver.asked, made.groups.waiting)
         assert all(len(each) <= 8 for each in kept)
 
 
