@@ -92,7 +92,7 @@ def fitted(runs: Sequence[Run], probed: Probed | None) -> Fitted:
 
     iterations = [alone(each.decode_s, each.decode_overlapped) for each in found]
     prefills = [alone(each.prefill_s, each.prefill_overlapped) for each in found]
-    steps = [each.step_s / (1 + (trainer - 1) * each.step_overlap) for each in found]
+    steps = [each.step_s * (1 - each.step_overlap * (1 - 1 / trainer)) for each in found]
     if not sum(map(len, iterations)):
         raise StudyError(f"{name_of(runs[0])}: no iteration after the warm-up, so nothing says how long decoding took")
     late = all_of("version") >= _warm_up(runs[0])

@@ -82,7 +82,8 @@ def iterations(run: Run, cost: ServerCost, times: float = 1.0) -> dict[str, Any]
     begins = ends - steps["value"].to_numpy()
     rows: list[tuple[float, ...]] = []
     for number in sorted(set(run.rollouts["server"].to_list()) - {-1}):
-        mine = run.rollouts.filter(run.rollouts["server"] == number).drop_nulls("end_s").sort("start_s")
+        here = (run.rollouts["server"] == number) & (run.rollouts["generated_tokens"] > 0)
+        mine = run.rollouts.filter(here).sort("start_s")  # those too that the end of the run cut off
         waiting = list(
             zip(
                 mine["start_s"].to_list(),
