@@ -226,15 +226,20 @@ def _check_speaks(environment: Environment | ControlEnvironment, kind: str) -> N
         raise ValueError(f"policy: {kind} speaks text, and this task has actions and observations; mlp would do")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise ValueError for what is no folder of a model at first sight."""
+    if not (folder / "config.json").is_file():
+        missing = "it has no config.json" if folder.is_dir() else "there is no such folder"
+        raise ValueError(f"policy: {folder} is no model: {missing}; a folder that save_pretrained wrote would do")
+
+
 def _from_folder(folder: Path, context_tokens: int | None, dtype: Precision) -> LanguagePolicy:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from fedasync.rl.language_policy import HuggingFaceTokenizer, LanguagePolicy
 
-    if not (folder / "config.json").is_file():
-        missing = "it has no config.json" if folder.is_dir() else "there is no such folder"
-        raise ValueError(f"policy: {folder} is no model: {missing}; a folder that save_pretrained wrote would do")
+    check_folder(folder)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -26,6 +26,7 @@ from fedasync.studies.flower_run import FailedRunError, LostFederationError, kee
 from fedasync.studies.measurements import Measurement, any_finished, measurements
 from fedasync.studies.publish import describe, publish, remember
 from fedasync.studies.shipped import find
+from fedasync.studies.study import Study
 from fedasync.studies.trainer_file import is_trainer
 
 FEDERATION, PREDICTED = "federation", "predicted"
@@ -50,6 +51,36 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
     folder = out or Path("results") / study.name
     runs = measurements(experiment, folder)
     command = command_line(file, changes, seeds)
+    return carry_out(
+        study,
+        runs,
+        folder,
+        command,
+        lambda: _make_all(experiment, runs, folder, console, complaints),
+        oddity,
+        None
+        if experiment.prediction is None
+        else lambda: predict(experiment, runs, folder, folder / PREDICTED, command, console),
+        (console, complaints),
+    )
+
+
+def carry_out(
+    study: Study,
+    runs: Sequence[Measurement],
+    folder: Path,
+    command: str,
+    make_all: Callable[[], list[str]],
+    oddity: Callable[[Run], str | None],
+    predict: Callable[[], object] | None,
+    consoles: tuple[Console, Console],
+) -> int:
+    """Make the runs that are not there yet, publish all, and hold them against their prediction; the exit status.
+
+    ``make_all`` returns what went wrong, a line a run; ``oddity`` what a finished run met. ``consoles`` are for tables,
+    and for complaints. Raises StudyError for whatever stops it, which says that the same command goes on.
+    """
+    console, complaints = consoles
     store.sweep(folder / "runs")
     finished = sum(store.is_finished(one.folder) for one in runs)
     console.print(
@@ -58,16 +89,16 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
     try:
         description = describe(study, [one.folder for one in runs], command)
         remember(folder, description)
-        errors = _make_all(experiment, runs, folder, console, complaints)
+        errors = make_all()
         made = show_published(folder, description, console) if any_finished(runs) else []
         odd = [line for run in made if (line := oddity(run))]
         tell(odd, complaints)
-        if experiment.prediction is not None:
+        if predict is not None:
             unmade = [one for one in runs if not store.is_finished(one.folder)]
             if unmade:
                 complaints.print(f"fedasync: nothing is predicted: {len(unmade)} of {len(runs)} runs are missing")
             else:
-                predict(experiment, runs, folder, folder / PREDICTED, command, console)
+                predict()
     except (KeyboardInterrupt, SystemExit, OSError) as error:
         store.sweep(folder / "runs")
         why, status = why_stopped(error, folder)

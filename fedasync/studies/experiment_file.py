@@ -14,6 +14,7 @@ from fedasync.report import Report
 from fedasync.studies.errors import StudyError, did_you_mean, parse
 from fedasync.studies.study import (
     CONFIGURATION,
+    Point,
     SeedsUntil,
     Study,
     apply_changes,
@@ -94,7 +95,6 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> E
     """
     content = read(path, (*TABLES, *NOT_HERE))
     _demand_tables(content, path)
-    header = dict(content.get("study", {})) | ({} if seeds is None else {"seeds": seeds})
     base = {table: copy.deepcopy(content[table]) for table in (*OWN, "deployment") if table in content}
     base.setdefault("deployment", {})
     here = {"federation": dict(content["federation"]), "deployment": base["deployment"]}
@@ -105,6 +105,24 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> E
     for change in changes:
         axes = _changed(here, base, axes, change)
     check_axes(axes, f"{path}: axis")
+    study, prediction = read_plan(content, base, axes, path, seeds, SIMULATED)
+    federation = parse(Federation, here["federation"], f"{path}: federation")
+    return Experiment(study, federation, prediction)
+
+
+def read_plan(
+    content: dict[str, Any],
+    base: dict[str, Any],
+    axes: tuple[tuple[Point, ...], ...],
+    path: Path,
+    seeds: int | None,
+    simulated: Sequence[str],
+) -> tuple[Study, Prediction | None]:
+    """What every experiment says beside its own tables; figures that are ``simulated`` need the law of every duration.
+
+    Raises StudyError.
+    """
+    header = dict(content.get("study", {})) | ({} if seeds is None else {"seeds": seeds})
     head = read_header(header, f"{path}: study")
     if isinstance(head.seeds, SeedsUntil):
         raise StudyError(f"{path}: study.seeds: got a rule; a number or a list would do, since runs take real time")
@@ -115,12 +133,11 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> E
     except ValueError as error:
         raise StudyError(f"{path}: {error}") from None
     for figure in report.figures:
-        if figure in SIMULATED:
+        if figure in simulated:
             raise StudyError(f"{path}: report.figures: {figure!r} needs a simulated population; the others would do")
     targets = parse(dict[str, float], content.get("targets", {}), f"{path}: targets")
     study = Study(path.stem, path, head, base, axes, targets, report, content)
-    federation = parse(Federation, here["federation"], f"{path}: federation")
-    return Experiment(study, federation, read_prediction(content, labels, report, path))
+    return study, read_prediction(content, labels, report, path)
 
 
 def _demand_tables(content: dict[str, Any], path: Path) -> None:

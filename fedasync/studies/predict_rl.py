@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedasync.report import markdown, rich_table, save, write_table
-from fedasync.report.prediction import SPEEDUP, Predicted, error_text, prediction_table, readable_predictions
+from fedasync.report.prediction import SPEEDUP, Predicted, prediction_table, readable_predictions
 from fedasync.report.prediction_figure import prediction_figure
 from fedasync.report.rollout_numbers import STEP
 from fedasync.report.rollout_prediction import LEGEND, rollout_predictions
@@ -20,7 +20,7 @@ from fedasync.studies import store
 from fedasync.studies.calibrate_rollouts import PREDICTED, calibrate_rollouts
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import Job, checked, perform
-from fedasync.studies.experiment_file import Prediction
+from fedasync.studies.experiment_prediction import verdicts
 from fedasync.studies.measurements import Measurement
 from fedasync.studies.publish import load_runs, remember
 from fedasync.studies.rollout_calibration import run_table
@@ -148,17 +148,3 @@ def _simulated(experiment: TrainerExperiment, every: Sequence[Job], room: Path, 
         if outcome.error:
             raise StudyError(f"{room}: {outcome.error}", 1)
     return load_runs(room, description)[0]
-
-
-def verdicts(rows: Sequence[Predicted], prediction: Prediction) -> list[str]:
-    """A sentence for each step time and speed-up that was predicted."""
-    lines = []
-    for row in rows:
-        if row.within is None or row.quantity not in (STEP, SPEEDUP):
-            continue
-        where = f"{'within' if row.within else 'NOT within'} {100 * prediction.tolerance:g} %"
-        lines.append(
-            f"{row.series}, {row.quantity}: predicted {row.predicted.mean:.3g} {row.unit}, measured "
-            f"{row.measured.mean:.3g} {row.unit}: {error_text(row.error or 0.0)}, {where}"
-        )
-    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedasync.studies.errors import StudyError, parse
@@ -116,8 +117,13 @@ def _made(make: Callable[..., Any], table: Mapping[str, Any], where: str) -> Any
 
 def _refuse(problem: Problem, where: str) -> None:
     """What fits together only by its types."""
-    from fedasync.rl.models import POLICIES, Mlp
+    from fedasync.rl.models import POLICIES, Folder, Mlp, check_folder
 
+    if isinstance(problem.policy, Folder):
+        try:
+            check_folder(Path(problem.policy.path))
+        except ValueError as error:
+            raise StudyError(f"{where}: {error}") from None
     chooses_actions = hasattr(problem.environment, "observation_size")
     is_mlp, is_ours = isinstance(problem.policy, Mlp), type(problem.policy) in POLICIES.values()
     if is_mlp and not chooses_actions:

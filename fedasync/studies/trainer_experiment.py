@@ -13,16 +13,14 @@ from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from rich.markup import escape
 
 from fedasync.runs.run import Run, write
 from fedasync.studies import store
 from fedasync.studies.command import console_for_tables, tell, warn
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import EARLY, error_log
-from fedasync.studies.experiment import PREDICTED, show_published, why_stopped
-from fedasync.studies.measurements import Measurement, any_finished
-from fedasync.studies.publish import describe, remember
+from fedasync.studies.experiment import PREDICTED, carry_out
+from fedasync.studies.measurements import Measurement
 from fedasync.studies.run_progress import shown
 from fedasync.studies.signals import left_on_signals
 from fedasync.studies.trainer_file import TrainerExperiment, load
@@ -66,36 +64,20 @@ def run_trainer_experiment(
     folder = out or Path("results") / study.name
     plans = planned(experiment, folder)
     runs = [each.one for each in plans]
-    store.sweep(folder / "runs")
-    finished = sum(store.is_finished(one.folder) for one in runs)
-    console.print(
-        f"[bold]{escape(study.header.title)}[/bold]  ({len(runs)} runs, {finished or 'none'} finished before)"
-    )
-    warn((line for each in plans for line in each.parts.problem.warnings()), complaints)
-    try:
-        description = describe(study, [one.folder for one in runs], command)
-        remember(folder, description)
-        with left_on_signals():
-            errors = _make_all(plans, console, complaints)
-        made = show_published(folder, description, console) if any_finished(runs) else []
-        odd = [line for run in made if (line := oddity(run))]
-        tell(odd, complaints)
-        if experiment.prediction is not None:
-            unmade = [one for one in runs if not store.is_finished(one.folder)]
-            if unmade:
-                complaints.print(f"fedasync: nothing is predicted: {len(unmade)} of {len(runs)} runs are missing")
-            else:
-                from fedasync.studies.predict_rl import predict_rl
+    warnings = [line for each in plans for line in each.parts.problem.warnings()]
 
-                predict_rl(experiment, runs, folder, folder / PREDICTED, command, console)
-    except (KeyboardInterrupt, SystemExit, OSError) as error:
-        store.sweep(folder / "runs")
-        why, status = why_stopped(error, folder)
-        there = sum(store.is_finished(one.folder) for one in runs)
-        raise StudyError(
-            f"{why}; {there} of {len(runs)} runs are finished, and the same command goes on from there", status
-        ) from None
-    return 1 if errors or odd else 0
+    def make_all() -> list[str]:
+        warn(warnings, complaints)
+        with left_on_signals():
+            return _make_all(plans, console, complaints)
+
+    def predict() -> None:
+        from fedasync.studies.predict_rl import predict_rl
+
+        predict_rl(experiment, runs, folder, folder / PREDICTED, command, console)
+
+    foreseen = None if experiment.prediction is None else predict
+    return carry_out(study, runs, folder, command, make_all, oddity, foreseen, (console, complaints))
 
 
 def planned(experiment: TrainerExperiment, folder: Path) -> list[Planned]:

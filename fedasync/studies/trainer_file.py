@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedasync.studies.errors import StudyError, parse
-from fedasync.studies.experiment_file import Prediction, read_prediction
+from fedasync.studies.errors import StudyError
+from fedasync.studies.experiment_file import Prediction, read_plan
 from fedasync.studies.study import (
     CONFIGURATION,
     LEARNT,
-    SeedsUntil,
     Study,
     apply_changes,
     check_axes,
     read,
     read_axis,
-    read_header,
-    read_report,
 )
 
 OWN = (*LEARNT, "prompts", "processes", "engine", "run", "strategy")
@@ -55,26 +52,11 @@ def load(path: Path, changes: Sequence[str] = (), seeds: int | None = None) -> T
     """
     content = read(path, (*TABLES, *NOT_HERE))
     _demand_tables(content, path)
-    header = dict(content.get("study", {})) | ({} if seeds is None else {"seeds": seeds})
     base = {table: copy.deepcopy(content[table]) for table in OWN if table in content}
     axes = tuple(read_axis(i, table, f"{path}: axis") for i, table in enumerate(content.get("axis", []), 1))
     axes = apply_changes(base, axes, changes, OWN)
     check_axes(axes, f"{path}: axis", OWN)
-    head = read_header(header, f"{path}: study")
-    if isinstance(head.seeds, SeedsUntil):
-        raise StudyError(f"{path}: study.seeds: got a rule; a number or a list would do, since runs take real time")
-    labels = {name: [point.labels[name] for point in axis] for axis in axes for name in axis[0].labels}
-    report = read_report(content, path)
-    try:
-        report.check(labels)
-    except ValueError as error:
-        raise StudyError(f"{path}: {error}") from None
-    for figure in report.figures:
-        if figure in SIMULATED:
-            raise StudyError(f"{path}: report.figures: {figure!r} needs a simulated population; the others would do")
-    targets = parse(dict[str, float], content.get("targets", {}), f"{path}: targets")
-    study = Study(path.stem, path, head, base, axes, targets, report, content)
-    return TrainerExperiment(study, read_prediction(content, labels, report, path))
+    return TrainerExperiment(*read_plan(content, base, axes, path, seeds, SIMULATED))
 
 
 def _demand_tables(content: dict[str, Any], path: Path) -> None:

@@ -54,6 +54,10 @@ MISTAKES = {
     ("[policy]", "[polcy]"): "e.toml: polcy: unknown table; did you mean 'policy'?",
     ("[sampling]\nmax_new_tokens = 4", ""): "e.toml: the table [sampling] is missing",
     ('kind = "reverse"', 'kind = "revers"'): "task.kind: unknown name 'revers'; did you mean 'reverse'?",
+    (
+        '[policy]\nkind = "gpt2"\nhidden = 8\nlayers = 1\nheads = 2\ncontext_tokens = 12',
+        '[policy]\nkind = "folder"\npath = "/nowhere"',
+    ): "policy: /nowhere is no model: there is no such f",
     ("answers = 2", "answers = 1"): "prompts: answers = 1 with advantages = 'grpo', which compares the answers of",
     ("answers = 2", 'answers = "2"'): 'prompts.answers: got "2"; an integer would do',
     ("answers = 2", "answers = 2\nanswer_tokens = 3"): "prompts.answer_tokens: unknown key; did you mean 'answers'?",

@@ -29,6 +29,8 @@ from fedasync.studies.build import build_problem
 from fedasync.trainer.run import POLICY, TrainerRequest
 from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
 
+from ..rl.openai_server import MODEL, ChainServer
+
 BATCH, ANSWERS, SEED = 4, 4, 3
 PROBLEM: dict[str, Any] = {
     "task": {"kind": "reverse", "length": [2, 4], "symbols": 4, "held_out": 0},
@@ -176,6 +178,28 @@ def test_two_workers_share_the_answers(tmp_path: Path) -> None:
     run = request(areal(batch=BATCH, eta=1), 6, ProcessSettings(workers=2)).make(tmp_path)
     assert run.rollouts is not None
     assert set(run.rollouts.filter(run.rollouts["end_s"].is_not_null())["server"]) == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_completions_server_generates_in_place_of_the_worker(tmp_path: Path) -> None:
+    """Seven symbols and a separator have the numbers of tokens that the server's chain has, so it can answer."""
+    tables = {
+        **PROBLEM,
+        "task": {"kind": "reverse", "length": 2, "symbols": 7, "held_out": 0},
+        "objective": {"loss": "coupled"},
+    }
+    with ChainServer() as server:
+        made = replace(
+            request(areal(batch=BATCH, eta=1), 3), problem=tables, engine={"url": server.url, "model": MODEL}
+        )
+        run = made.make(tmp_path)
+    assert run.summary["versions"] == 3
+    assert run.rollouts is not None
+    done = run.rollouts.filter(run.rollouts["end_s"].is_not_null())
+    assert (done["generated_tokens"] >= 1).all()
+    k1 = run.metrics.filter(run.metrics["name"] == "k1")["value"]
+    assert len(k1) == 3
+    assert (k1.abs() > 0.01).all()  # a chain's tokens are not those of the policy, and the trainer sees that
 
 
 def children() -> list[int]:
