@@ -95,6 +95,11 @@ class FederatedPpo:
         for name, value in numbers.items():
             check_integer(f"federated_ppo: {name}", value, 1)
         check_integer("federated_ppo: seed", seed, 0)
+        if problem.objective.needs_reference:
+            raise ValueError(
+                "federated_ppo: objective.kl_coefficient: a client does not have the policy that the run began with; "
+                "strategy rows with proximal_mu keep it near the server's"
+            )
         self.problem, self.seed = problem, seed
         self.batch, self.answers = batch, answers
         self.local_steps, self.rollouts_every = local_steps, rollouts_every

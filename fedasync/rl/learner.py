@@ -25,12 +25,14 @@ from fedasync.rl.microbatches import microbatches
 from fedasync.rl.optimiser import choose_trainable
 from fedasync.rl.placement import Placement, spread_like, whole
 from fedasync.rl.policy import load_weights, weights_of
+from fedasync.rl.reference import penalised
 from fedasync.rl.terms import Terms
 from fedasync.rl.trajectory import Group
 from fedasync.streams import Stream
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch import nn
 
     from fedasync.rl.policy import Policy
     from fedasync.rl.problem import Problem
@@ -48,6 +50,8 @@ class _Batch(NamedTuple):
     returns: Tensor | None
     old_values: Tensor | None
     proximal: Tensor | None
+    reference: Tensor | None
+    """Where it is in the loss."""
 
 
 class _Part(NamedTuple):
@@ -99,7 +103,8 @@ class Learner:
         with self._undone_on_error(len(parts) > 1):
             made = [self._step(batch, part) for part in parts]
         self.version += 1
-        told = about(trajectories, self.version - 1) | {"steps": len(parts)} | stats | joined(made)
+        known = about(trajectories, self.version - 1)
+        told = known | {"steps": len(parts)} | stats | joined(made) | {"reward_mean": known["reward_mean"]}
         metrics = {name: float(each) for name, each in told.items()}
         accelerator = self.placement.accelerator
         if accelerator is not None and accelerator.trackers:
@@ -151,6 +156,13 @@ class Learner:
         made.module.eval()
         return made
 
+    @cached_property
+    def _reference(self) -> Policy:
+        """Version 0, which is never trained; whole on each rank, also under FSDP."""
+        made = self.problem.make_policy(self.seed)
+        made.module.eval().requires_grad_(False).to(self.placement.device)
+        return made
+
     def _parts(self, answers: Answers, epoch: int) -> list[_Part]:
         """The minibatches of an epoch, a function of (seed, version, epoch); a single one is in the given order."""
         settings, place = self.problem.optimiser, self.placement
@@ -171,14 +183,21 @@ class Learner:
     ) -> tuple[_Batch, dict[str, float]]:
         """Advantages of all groups, after a look at the batch before the first step where one is needed."""
         objective = self.problem.objective
-        proximal = old_values = values = returns = None
+        proximal = old_values = values = returns = reference = None
+        told: dict[str, float] = {}
         parts = [part for epoch in epochs for part in epoch]
         cut = self.placement.ranks > 1 or any(len(part.pieces) > 1 for part in parts)
         beforehand = objective.needs_proximal or objective.needs_selection
         if objective.needs_values or (beforehand and len(parts) > 1) or (objective.needs_selection and cut):
-            proximal, old_values = self._looked_at(answers, epochs[0])
+            proximal, old_values = self._looked_at(answers, epochs[0], self.policy, self.placement.module)
         if objective.needs_values and old_values is not None:
             values = _of_groups(groups, old_values)
+        if objective.needs_reference:
+            away = self._reference
+            reference, _ = self._looked_at(answers, epochs[0], away, away.module)
+            if objective.option("kl_in") == "reward":
+                groups, told["kl_reference"] = penalised(groups, reference, objective)
+                reference = None
         found: Advantages = advantages(groups, objective, values)
         tensor = answers.behaviour.new_tensor
         joined = tensor(np.concatenate([each for group in found.values for each in group]))
@@ -187,17 +206,19 @@ class Learner:
         if old_values is not None:
             keep = np.delete(np.arange(len(old_values)), np.cumsum(answers.lengths + 1) - 1)
             old_values = old_values[torch.as_tensor(keep, device=old_values.device)]
-        return _Batch(answers, joined, returns, old_values, proximal), found.stats
+        return _Batch(answers, joined, returns, old_values, proximal, reference), found.stats | told
 
-    def _looked_at(self, answers: Answers, parts: Sequence[_Part]) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [tokens] and values [tokens + answers] under the weights as they are."""
+    def _looked_at(
+        self, answers: Answers, parts: Sequence[_Part], policy: Policy, module: nn.Module
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [tokens] and values [tokens + answers] under a policy's weights as they are."""
         log_probs = torch.zeros_like(answers.behaviour)
         values = log_probs.new_zeros(len(log_probs) + len(answers.lengths))
         critic = False
         for piece in (piece for part in parts for piece in part.pieces):
             seen = answers.rows(piece or [0])
             with torch.no_grad(), self.placement.looking():
-                scores = self.policy.score(self.placement.module, seen, self.problem.sampling.temperature)
+                scores = policy.score(module, seen, self.problem.sampling.temperature)
             critic = scores.values is not None
             if not piece:
                 continue
@@ -296,6 +317,7 @@ class Learner:
             token_versions=seen.versions if objective.needs_versions else None,
             version=self.version,
             entropy=entropy if objective.entropy_bonus > 0 else None,
+            reference=None if batch.reference is None else batch.reference[seen.places],
             selected=None if selected is None else selected[seen.places],
         )
 

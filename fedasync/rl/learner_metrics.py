@@ -47,5 +47,8 @@ def stat_names(objective: Objective) -> list[str]:
 
     one = torch.zeros(1, 1)
     yes, version = one == 0, torch.zeros(1, 1, dtype=torch.long)
-    terms = Terms(one, one, one, yes, proximal=one, token_versions=version, version=0, entropy=one, selected=yes)
+    of_reference = one if objective.needs_reference and objective.option("kl_in") == "loss" else None
+    terms = Terms(
+        one, one, one, yes, one, token_versions=version, version=0, entropy=one, reference=of_reference, selected=yes
+    )
     return list(objective.token_losses(terms).stats)

@@ -37,6 +37,8 @@ Aggregate = Literal["token", "sequence", "constant"]
 Std = Literal["sample", "population"]
 Normalise = Literal["none", "batch"]
 Missing = Literal["neutral", "mask"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlIn = Literal["loss", "reward"]
 
 _CLIP: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 _PROXIMAL: dict[str, Any] = _CLIP | {"proximal": "recompute"}
@@ -78,6 +80,8 @@ _ADVANTAGE_OPTIONS: dict[str, Any] = {
     "value_coefficient": 0.5,
 }
 _CHOICES: dict[str, Any] = {
+    "kl_in": KlIn,
+    "kl_estimator": KlEstimator,
     "std": Std,
     "aggregate": Aggregate,
     "proximal": Proximal,
@@ -178,12 +182,21 @@ class Objective:
     """Where the engine gave no log-probability: the behaviour's ratio is 1, or the token is left out."""
     entropy_bonus: float = 0.0
 
+    kl_coefficient: float = 0.0
+    """β of KL(π ‖ π_ref), which keeps the policy near the one that the run began with (version 0)."""
+    kl_in: KlIn | None = None
+    """β · KL is added to each token's loss (Shao et al. 2024, GRPO, Eq. 3; where None), or taken from its reward, with
+    μ for π (Ouyang et al. 2022)."""
+    kl_estimator: KlEstimator | None = None
+    """See ``diagnostics.Divergences``; k3 in the loss and k1 in the reward where None."""
+
     def __post_init__(self) -> None:
         check_choice("objective: loss", self.loss, Loss)
         check_choice("objective: advantages", self.advantages, Estimator)
         check_choice("objective: normalise", self.normalise, Normalise)
         check_choice("objective: missing", self.missing, Missing)
-        check_real("objective: entropy_bonus", self.entropy_bonus, 0)
+        for name in ("entropy_bonus", "kl_coefficient"):
+            check_real(f"objective: {name}", getattr(self, name), 0)
         for name, choices in _CHOICES.items():
             if getattr(self, name) is not None:
                 check_choice(f"objective: {name}", getattr(self, name), choices)
@@ -205,6 +218,17 @@ class Objective:
                     f"objective: {name} = {getattr(self, name)!r} says nothing with loss = {self.loss!r}{why}; leave it"
                     f" out, or choose {' or '.join(map(repr, losses))}"
                 )
+        for name in ("kl_in", "kl_estimator"):
+            if getattr(self, name) is not None and not self.kl_coefficient:
+                raise ValueError(
+                    f"objective: {name} = {getattr(self, name)!r} says nothing with kl_coefficient = 0; leave it out, "
+                    "or give a coefficient above 0"
+                )
+        if self.kl_estimator == "k1" and self.kl_in != "reward":
+            raise ValueError(
+                "objective: kl_estimator = 'k1' in the loss has a gradient whose mean is 0; 'k2' or 'k3', or kl_in = "
+                "'reward', would do"
+            )
         if self.advantages != "gae":
             for name in ("gamma", "gae_lambda", "value_coefficient", "value_clip"):
                 if getattr(self, name) is not None:
@@ -261,6 +285,10 @@ class Objective:
             return given
         if name in _ADVANTAGE_OPTIONS:
             return _ADVANTAGE_OPTIONS[name]
+        if name == "kl_in":
+            return "loss"
+        if name == "kl_estimator":
+            return "k1" if self.kl_in == "reward" else "k3"
         if self.loss == "sequence_mask" and name in ("mask_low", "mask_high"):
             return _SEQUENCE_MASK_BOUNDS.get(self.option("mask"), {}).get(name)
         kind = _BOUNDS_OF.get(name)
@@ -292,6 +320,11 @@ class Objective:
     def needs_selection(self) -> bool:
         """``Terms.selected`` must be given where a minibatch is cut into micro-batches."""
         return self.loss == "m2po"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Log-probabilities under version 0 are needed: ``Terms.reference`` where ``kl_in`` is the loss."""
+        return self.kl_coefficient > 0
 
     @property
     def needs_values(self) -> bool:

@@ -27,6 +27,8 @@ class Terms(NamedTuple):
     """The version that the learner has at the beginning of the step: that of ``proximal``."""
     entropy: Tensor | None = None
     """Entropy of the policy at each token, with its gradient, in nats; where ``Objective.entropy_bonus`` > 0."""
+    reference: Tensor | None = None
+    """log π_ref, detached; where ``Objective.needs_reference`` and ``kl_in`` is the loss."""
     selected: Tensor | None = None
     """Bool: what ``Objective.selected`` kept of the whole minibatch; where ``Objective.needs_selection``."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedasync.rl import corrections, losses
 from fedasync.rl.corrections import ratio
-from fedasync.rl.diagnostics import ratio_stats
+from fedasync.rl.diagnostics import divergences, ratio_stats
 from fedasync.rl.objective import Objective
 from fedasync.rl.terms import Terms, TokenLosses
 
@@ -37,7 +37,12 @@ def token_losses(objective: Objective, terms: Terms) -> TokenLosses:
     loss = torch.where(kept, loss, 0.0)
     if objective.entropy_bonus and terms.entropy is not None:
         loss = loss - objective.entropy_bonus * torch.where(seen.mask, terms.entropy, 0.0)
-    return TokenLosses(loss, seen.mask, _stats(objective, terms, seen, clipped, truncated, kept))
+    stats = _stats(objective, terms, seen, clipped, truncated, kept)
+    if terms.reference is not None:
+        divergence = _from_reference(objective, seen, terms.reference)
+        loss = loss + objective.kl_coefficient * torch.where(kept, divergence, 0.0)
+        stats["kl_reference"] = float(divergence.detach().sum()) / max(stats["tokens"], 1)
+    return TokenLosses(loss, seen.mask, stats)
 
 
 def value_losses(objective: Objective, values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor) -> Tensor:
@@ -67,6 +72,11 @@ def _check(objective: Objective, terms: Terms) -> None:
     if objective.needs_versions and (terms.token_versions is None or terms.version is None):
         raise ValueError(
             "objective: max_token_staleness and proximal = 'loglinear' or 'linear' need token_versions and version, "
+            "got none"
+        )
+    if objective.needs_reference and objective.option("kl_in") == "loss" and terms.reference is None:
+        raise ValueError(
+            f"objective: kl_coefficient = {objective.kl_coefficient:g} needs the reference policy's log-probabilities, "
             "got none"
         )
     if objective.entropy_bonus and terms.entropy is None:
@@ -162,6 +172,14 @@ def _kept(objective: Objective, terms: Terms, seen: _Seen) -> Tensor:
         assert chosen is not None
         kept = kept & chosen
     return kept
+
+
+def _from_reference(objective: Objective, seen: _Seen, reference: Tensor) -> Tensor:
+    """KL(π ‖ π_ref) of each token, with the gradient of log π."""
+    log_ratio = torch.where(seen.mask, reference.detach().to(seen.log_probs.dtype), 0.0) - seen.log_probs
+    within = log_ratio.clamp(-corrections.LOG_RATIO_LIMIT, corrections.LOG_RATIO_LIMIT)
+    estimate: Tensor = getattr(divergences(within), objective.option("kl_estimator"))
+    return torch.where(seen.mask, estimate, 0.0)
 
 
 def _stats(

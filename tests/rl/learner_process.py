@@ -38,7 +38,7 @@ def problem_of(kind: str) -> Any:
     return problem(
         policy=Llama(2, torch.float64),
         optimiser=optimiser,
-        objective=Objective(loss="decoupled", normalise="batch"),
+        objective=Objective(loss="decoupled", normalise="batch", kl_coefficient=0.1),
         sampling=Sampling(max_new_tokens=6, temperature=0.7),
     )
 

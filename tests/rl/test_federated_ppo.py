@@ -374,6 +374,7 @@ def test_answers_that_fail_are_left_out() -> None:
         ({"environments": [tiny.Walk()]}, "the task of client 0 speaks another language"),
         ({"asked": problem(environment=Reverse(2, 4, prompts=11, held_out=8))}, "up to 2 take 12 prompts .* has 11"),
         ({"asked": problem(environment=Reverse(2, 4, held_out=0))}, "holds no prompts out"),
+        ({"asked": problem(objective=Objective(kl_coefficient=0.1))}, "a client does not have the policy that the run"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: dict[str, Any], said: str) -> None:

@@ -16,6 +16,7 @@ from fedasync.rl.batch import answers_of
 from fedasync.rl.learner import DivergedError, Learner
 from fedasync.rl.objective import Objective
 from fedasync.rl.optimiser import Optimiser
+from fedasync.rl.reference import penalised
 
 from .tiny import Llama, Mlp, Walk, groups, on_policy, problem
 
@@ -72,12 +73,13 @@ def test_one_step_on_policy_goes_along_the_reinforce_gradient() -> None:
     aggregate=st.sampled_from(["token", "sequence"]),
     loss=st.sampled_from(["ppo", "decoupled", "gspo", "m2po", "coupled"]),
     minibatches=st.integers(1, 3),
+    kl=st.sampled_from([{}, {"kl_coefficient": 0.3}, {"kl_coefficient": 0.3, "kl_in": "reward"}]),
 )
 def test_the_micro_batch_budget_changes_nothing(
-    budget: int, control: bool, aggregate: Any, loss: Any, minibatches: int
+    budget: int, control: bool, aggregate: Any, loss: Any, minibatches: int, kl: dict[str, Any]
 ) -> None:
     """Weights and every metric, up to rounding."""
-    objective = Objective(loss=loss, aggregate=aggregate, advantages="gae" if control else "grpo")
+    objective = Objective(loss=loss, aggregate=aggregate, advantages="gae" if control else "grpo", **kl)
     optimiser = replace(SGD, minibatches=minibatches, learning_rate=0.1)
     whole, cut = (
         Learner(double(control, objective=objective, optimiser=replace(optimiser, microbatch_tokens=tokens)), 0)
@@ -122,12 +124,68 @@ def test_the_proximal_policy_looked_at_is_the_trained_one_to_the_last_bit(budget
     learner = Learner(problem(optimiser=Optimiser(1e-2, minibatches=2, microbatch_tokens=budget)), 0)
     answers = answers_of([each for group in groups(3) for each in group.trajectories], 0)
     parts = learner._parts(answers, 0)
-    looked, values = learner._looked_at(answers, parts)
+    looked, values = learner._looked_at(answers, parts, learner.policy, learner.placement.module)
     assert values is None
     for piece in (piece for part in parts for piece in part.pieces):
         seen = answers.rows(piece)
         trained = learner.policy.score(learner.policy.module, seen, 1.0).log_probs.detach()
         assert torch.equal(looked[seen.places][seen.generated], trained[seen.generated])
+
+
+def test_the_first_version_is_its_own_reference() -> None:
+    """KL is 0 and has no gradient there, to the last bit; from then on it has one."""
+    plain, near = Learner(problem(), 0), Learner(problem(objective=Objective(kl_coefficient=0.5)), 0)
+    found = [groups(seed) for seed in range(2)]
+    plain.train(found[0])
+    assert near.train(found[0])["kl_reference"] == 0
+    assert_same(near.weights(), plain.weights())
+    plain.train(found[1])
+    assert near.train(found[1])["kl_reference"] > 0
+    assert any(not torch.equal(each, plain.weights()[name]) for name, each in near.weights().items())
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_where_nothing_is_earned_the_policy_goes_back_to_its_reference(estimator: Any) -> None:
+    """Equal rewards, and answers of its own: only KL has a gradient."""
+    objective = Objective(kl_coefficient=1.0, kl_estimator=estimator)
+    learner = Learner(problem(objective=objective, optimiser=Optimiser(1e-2)), 0)
+    first = learner.weights()
+    learner.load_weights({name: each + 0.02 * torch.sin(each * 100) for name, each in first.items()})
+    told = [learner.train(on_policy(learner.policy, groups(1, reward=1.0)))["kl_reference"] for _ in range(12)]
+    assert told[0] > 0
+    assert told[-1] < 0.3 * told[0]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_penalty_in_the_reward_is_that_reward(estimator: Any) -> None:
+    """The same as training without on rewards from which β · KL(μ ‖ version 0) of each token is taken."""
+    objective = Objective(advantages="rloo", kl_coefficient=0.25, kl_in="reward", kl_estimator=estimator)
+    learner = Learner(problem(objective=objective, optimiser=SGD), 0)
+    plain = Learner(problem(objective=Objective(advantages="rloo"), optimiser=SGD), 0)
+    found, policy = groups(5), plain.problem.make_policy(0)
+
+    def shaped(each: Any) -> Any:
+        log_probs = next(one for one in on_policy(policy, [replace(found[0], trajectories=(each,))])).trajectories[0]
+        x = np.where(each.generated, log_probs.log_probs.astype(np.float64) - each.log_probs, 0.0)
+        kl = {"k1": -x, "k2": x**2 / 2, "k3": np.exp(x) - 1 - x}[estimator]
+        return replace(each, rewards=(each.rewards - 0.25 * kl).astype(np.float32))
+
+    by_hand = [replace(group, trajectories=tuple(map(shaped, group.trajectories))) for group in found]
+    told, expected = learner.train(found), plain.train(by_hand)
+    assert_close(learner.weights(), plain.weights(), rtol=1e-5, atol=1e-6)
+    assert told["reward_mean"] > expected["reward_mean"], "what is told is what was earned"
+    assert told["kl_reference"] != 0
+
+
+def test_tokens_without_a_log_probability_are_not_penalised() -> None:
+    found = groups(2, 1, 2)
+    unknown = replace(
+        found[0], trajectories=tuple(replace(each, log_probs=each.log_probs * np.nan) for each in found[0].trajectories)
+    )
+    objective = Objective(kl_coefficient=0.25, kl_in="reward")
+    shaped, mean = penalised([unknown], torch.zeros(sum(map(len, unknown.trajectories))), objective)
+    assert shaped[0].trajectories == unknown.trajectories
+    assert mean == 0
 
 
 def test_the_clip_acts_from_the_second_step_on() -> None:

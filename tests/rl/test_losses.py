@@ -325,6 +325,8 @@ EVERY = [
     Objective("dppo"),
     Objective("coupled", opsm_delta=0.1),
     Objective("ppo", max_token_staleness=1, entropy_bonus=0.1),
+    Objective("ppo", kl_coefficient=0.1),
+    Objective("coupled", kl_coefficient=0.1, kl_estimator="k2"),
 ]
 
 
@@ -337,6 +339,8 @@ def whole(objective: Objective, **changes: Tensor) -> tuple[list[float], list[fl
     more: dict[str, Any] = {"token_versions": torch.tensor([[0, 1, 2], [2, 2, -1]]), "version": 2}
     of = terms(logs([0.5, 0.2, 0.9], [0.3, 0.4]), logs([0.4, 0.3, 0.8], [0.3, 0.1]), [[1] * 3, [-1] * 2])
     of = of._replace(proximal=tensor(logs([0.45, 0.2, 0.8], [0.2, 0.3])), entropy=torch.full((2, 3), 0.5), **more)
+    if objective.needs_reference:
+        of = of._replace(reference=tensor(logs([0.3, 0.4, 0.7], [0.3, 0.6])))
     of = of._replace(**changes)
     loss, gradient, found = played(objective, of)
     return loss, gradient, found.stats
@@ -377,6 +381,7 @@ def test_no_log_ratio_is_too_far_off(objective: Objective) -> None:
             proximal=tensor([[-80.0, -90.0, -1e4], [-200.0, -0.1]]).float(),
             behaviour=of.behaviour.float(),
             entropy=torch.zeros(2, 3),
+            reference=tensor([[-1e30, -0.1, -1e4], [-500.0, -0.01]]).float() if objective.needs_reference else None,
             **more,
         )
         found = objective.token_losses(off)
@@ -406,10 +411,27 @@ def test_without_advantage_there_is_no_loss_but_penalties(
     pi, mu, proximal, _ = ([list(each)] for each in zip(*tokens, strict=True))
     more: dict[str, Any] = {"token_versions": torch.zeros(1, len(tokens), dtype=torch.long), "version": 1}
     of = terms(pi, mu, [[0] * len(tokens)], proximal, entropy=torch.zeros(1, len(tokens)), **more)
+    if objective.needs_reference:
+        of = of._replace(reference=of.log_probs.detach())
     loss, gradient, _ = played(objective, of)
     if objective.loss != "dppo":
         assert not any(loss)
         assert not any(gradient)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_divergence_from_the_reference_and_its_gradient(estimator: Any) -> None:
+    """With x = log π − log π_ref: k2 = x²/2 and x, k3 = exp(−x) − 1 + x and 1 − exp(−x); each times β."""
+    pi, reference = logs([0.5, 0.2, 0.9]), logs([0.25, 0.4, 0.9])
+    of = terms(pi, pi, [[0, 0, 0]], pi)._replace(reference=tensor(reference))
+    loss, gradient, found = played(Objective("ppo", kl_coefficient=0.5, kl_estimator=estimator), of)
+    values, slopes = {
+        "k2": ([log(2) ** 2 / 2, log(2) ** 2 / 2, 0], [log(2), -log(2), 0]),
+        "k3": ([log(2) - 0.5, 1 - log(2), 0], [0.5, -1, 0]),
+    }[estimator]
+    assert loss == pytest.approx([0.5 * each for each in values], abs=1e-12)
+    assert gradient == pytest.approx([0.5 * each for each in slopes], abs=1e-12)
+    assert found.stats["kl_reference"] == pytest.approx(sum(values) / 3)
 
 
 # -- the critic ----------------------------------------------------------------------------------------------------

@@ -79,6 +79,11 @@ def test_presets_are_plain_values_of_the_decoupled_loss() -> None:
         ({"dual_clip": 1.0}, "dual_clip must be a finite number > 1, got 1.0"),
         ({"max_token_staleness": -1}, "max_token_staleness must be an integer ≥ 0, got -1"),
         ({"entropy_bonus": float("nan")}, "entropy_bonus must be a finite number ≥ 0, got nan"),
+        ({"kl_coefficient": -1.0}, "kl_coefficient must be a finite number ≥ 0, got -1.0"),
+        ({"kl_estimator": "k3"}, "kl_estimator = 'k3' says nothing with kl_coefficient = 0"),
+        ({"kl_in": "reward"}, "kl_in = 'reward' says nothing with kl_coefficient = 0"),
+        ({"kl_coefficient": 0.1, "kl_estimator": "k1"}, "kl_estimator = 'k1' in the loss has a gradient whose mean is"),
+        ({"kl_coefficient": 0.1, "kl_estimator": "k4"}, "kl_estimator must be 'k1' or 'k2' or 'k3', got 'k4'"),
         ({"missing": "zero"}, "missing must be 'neutral' or 'mask', got 'zero'"),
     ],
 )
@@ -125,6 +130,8 @@ def test_what_was_not_given_is_missed_by_name() -> None:
         Objective("coupled", max_token_staleness=1).token_losses(of)
     with pytest.raises(ValueError, match=r"entropy_bonus = 0\.1 needs the entropy"):
         Objective("coupled", entropy_bonus=0.1).token_losses(of)
+    with pytest.raises(ValueError, match=r"kl_coefficient = 0\.1 needs the reference policy's log-probabilities"):
+        Objective("coupled", kl_coefficient=0.1).token_losses(of)
 
 
 def test_a_clip_that_cannot_act_is_told_of() -> None:

@@ -123,6 +123,7 @@ def test_clients_may_have_keys_of_the_task_otherwise(tmp_path: Path) -> None:
         (('kind = "reverse"', 'kind = "revers"'), "s.toml: workload: task.kind: unknown name 'revers'; did you mean"),
         (("symbols = 4", "symbol = 4"), "s.toml: workload: task.symbol: unknown key; did you mean 'symbols'?"),
         (('kind = "gpt2"', 'kind = "mlp"\n#'), "s.toml: workload: policy.heads: unknown key"),
+        (('loss = "tis"', 'loss = "tis"\nkl_coefficient = 0.1'), "s.toml: workload: federated_ppo: objective.kl_coeff"),
         (('loss = "tis"', 'loss = "tiss"'), 's.toml: workload: objective.loss: got "tiss"'),
         (
             ("local_steps = 2", "local_step = 2"),
