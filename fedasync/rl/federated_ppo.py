@@ -300,7 +300,7 @@ class FederatedPpo:
 def step_size_sum(optimiser: Optimiser, steps: int) -> float | None:
     """How far a gradient of constant 1 moves a parameter in ``steps`` steps (see ``Contribution``); None but for SGD
     whose gradients are not clipped."""
-    if optimiser.kind != "sgd" or optimiser.clip_norm is not None:
+    if optimiser.kind != "sgd" or optimiser.clip_norm != "none":
         return None
     moved = velocity = 0.0
     for step in range(steps):

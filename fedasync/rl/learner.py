@@ -253,7 +253,7 @@ class Learner:
             sums += np.array([float(loss.detach()), entropy, seen[0]])
             stats.append(seen[1])
         totals = np.array(place.gathered(sums.tolist())).sum(0)
-        norm = place.clip(settings.clip_norm)
+        norm = place.clip(settings.longest)
         for what, number in (("loss", float(totals[0])), ("norm of the gradient", norm)):
             if not isfinite(number):
                 place.optimiser.zero_grad(set_to_none=True)

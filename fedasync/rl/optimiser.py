@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from fedasync.core.bounds import check_choice, check_integer, check_real
@@ -36,7 +37,7 @@ class Optimiser:
     weight_decay: float = 0.0
     momentum: float = 0.0
     """Of "sgd"."""
-    clip_norm: float | None = 1.0
+    clip_norm: float | Literal["none"] = 1.0
     warm_up_steps: int = 0
     minibatches: int = 1
     epochs: int = 1
@@ -55,7 +56,7 @@ class Optimiser:
         check_real("optimiser: eps", self.eps, 0, above=True)
         check_real("optimiser: weight_decay", self.weight_decay, 0)
         check_real("optimiser: momentum", self.momentum, 0, 1, below=True)
-        if self.clip_norm is not None:
+        if self.clip_norm != "none":
             check_real("optimiser: clip_norm", self.clip_norm, 0, above=True)
         check_integer("optimiser: warm_up_steps", self.warm_up_steps, 0)
         check_integer("optimiser: minibatches", self.minibatches, 1)
@@ -65,6 +66,11 @@ class Optimiser:
         check_choice("optimiser: precision", self.precision, Precision)
         if self.trainable != "all":
             check_integer('optimiser: trainable (where not "all")', self.trainable, 1)
+
+    @property
+    def longest(self) -> float:
+        """The most that the norm of a step's gradient may be."""
+        return inf if self.clip_norm == "none" else self.clip_norm
 
     def rate(self, steps: int) -> float:
         """The learning rate of the step that follows ``steps`` steps."""

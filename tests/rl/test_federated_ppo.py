@@ -36,7 +36,7 @@ from ..simulation.rows import row
 from . import tiny
 
 BATCH, ANSWERS, CLIENTS = 2, 3, 3
-SGD = Optimiser(learning_rate=0.5, kind="sgd", clip_norm=None)
+SGD = Optimiser(learning_rate=0.5, kind="sgd", clip_norm="none")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -199,3 +200,8 @@ def test_the_learning_rate_climbs_and_stays() -> None:
 def test_options_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^optimiser: {message}$"):
         Optimiser(**({"learning_rate": 0.1} | options))
+
+
+def test_a_gradient_may_be_as_long_as_it_is() -> None:
+    assert Optimiser(learning_rate=1.0, clip_norm="none").longest == inf
+    assert Optimiser(learning_rate=1.0).longest == 1.0

@@ -239,3 +239,23 @@ def test_the_shipped_study_can_be_built() -> None:
     for plan in plans:
         assert made(plan.config).client_samples() == [64] * 8
         assert isinstance(build(plan.config, "here"), Parts)
+
+
+def test_plain_steps_serve_the_rows_that_divide_by_them(fedasync: Command, study: Path) -> None:
+    """SCAFFOLD and FedNova learn how far a client's steps reach, which only gradients that nobody clips tell."""
+    points = (
+        '  { label = "FedAvg", strategy = { name = "fedavg", cohort = 2 } },\n'
+        '  { label = "FedFa", strategy = { name = "fedfa", concurrency = 2, window = 2 } },\n'
+    )
+    rows = (
+        '  { label = "SCAFFOLD", strategy = { name = "scaffold", cohort = 2 } },\n'
+        '  { label = "FedNova", strategy = { name = "fednova", cohort = 2 } },\n'
+    )
+    plain = ("learning_rate = 1e-3", 'learning_rate = 1e-3\nkind = "sgd"\nclip_norm = "none"')
+    study.write_text(changed(STUDY, (points, rows), plain))
+    end = fedasync("sim", "s.toml")
+    assert (end.status, end.err) == (0, ""), end.err
+    study.write_text(changed(STUDY, (points, rows)))
+    end = fedasync("sim", "s.toml", "--out", "clipped")
+    assert end.status == 1
+    assert "step_size_sum" in end.err or "clip_norm" in end.err, end.err
