@@ -12,6 +12,7 @@ import numpy as np
 from fedasync.core.bounds import check_integer
 from fedasync.rl.batch import Batch
 from fedasync.rl.policy import Answer, Scores, States, upcast
+from fedasync.rl.value_head import has_value_head
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +76,10 @@ class HuggingFaceTokenizer:
 
 @dataclass(frozen=True, eq=False)
 class LanguagePolicy:
-    """A causal language model (``…ForCausalLM``), its tokenizer, and the most tokens it can look at."""
+    """A causal language model (``…ForCausalLM``), its tokenizer, and the most tokens it can look at.
+
+    It has a critic where its module has a value head (``value_head``).
+    """
 
     module: nn.Module
     tokenizer: Tokenizer
@@ -105,8 +109,9 @@ class LanguagePolicy:
         """See ``Policy``. Rows are filled up on the right, where causal attention does not look."""
         import torch
 
-        kept = _before_generated(batch)
-        logits = upcast(_forward(module, batch, kept).logits) / temperature
+        kept, critic = _before_generated(batch), has_value_head(self.module)
+        found = _forward(module, batch, kept, **({"output_hidden_states": True} if critic else {}))
+        logits = upcast(found.logits) / temperature
         log_probs = torch.log_softmax(logits, -1)
         chosen = log_probs.gather(-1, batch.tokens[:, kept + 1, None])[..., 0]
         entropy = -(log_probs.exp() * log_probs).sum(-1)
@@ -115,6 +120,8 @@ class LanguagePolicy:
         return Scores(
             nothing.index_copy(1, kept + 1, chosen).where(mask, nothing),
             nothing.index_copy(1, kept + 1, entropy).where(mask, nothing),
+            # Before the first token nothing was seen.
+            torch.cat([nothing[:, :1], upcast(found.values)], 1) if critic else None,
         )
 
     def states(self, module: nn.Module, batch: Batch) -> States:

@@ -35,7 +35,7 @@ class _FromScratch:
     that prompt, answer and observations may have together. The weights are a function of the seed alone: normal with
     deviation 1/√hidden, 1 for what tokens and positions begin as and 0.05 for the head, which is not tied to them
     (ours: with the usual 0.02 throughout, made for wide models, so narrow a one hardly learns; tied, it soon stops
-    exploring).
+    exploring). ``critic``: with a value head, for ``advantages = "gae"`` (``value_head``).
     """
 
     hidden: int = 64
@@ -44,8 +44,10 @@ class _FromScratch:
     intermediate: int | None = None
     context_tokens: int = 64
     dtype: Precision = "float32"
+    critic: bool = False
 
     def __post_init__(self) -> None:
+        check_type("policy: critic", self.critic, bool, "true or false")
         for name in ("hidden", "layers", "heads"):
             check_integer(f"policy: {name}", getattr(self, name), 1)
         if self.intermediate is not None:
@@ -64,6 +66,7 @@ class _FromScratch:
 
         from fedasync.rl.character_tokenizer import PRINTABLE, CharacterTokenizer
         from fedasync.rl.language_policy import LanguagePolicy
+        from fedasync.rl.value_head import add_value_head
 
         _check_speaks(environment, kind)
         tokenizer = CharacterTokenizer(getattr(environment, "alphabet", PRINTABLE))
@@ -83,6 +86,8 @@ class _FromScratch:
             _begin(module)
         module.config.pad_token_id = None  # what fills rows up is never looked at, and transformers would warn of it
         module.to(getattr(torch, self.dtype))
+        if self.critic:
+            add_value_head(module)
         return LanguagePolicy(module, tokenizer, self.context_tokens)
 
     @property
@@ -151,8 +156,10 @@ class Folder:
     path: str
     context_tokens: int | None = None
     dtype: Precision = "float32"
+    critic: bool = False
 
     def __post_init__(self) -> None:
+        check_type("policy: critic", self.critic, bool, "true or false")
         check_type("policy: path", self.path, str, "the path of a folder")
         if self.context_tokens is not None:
             check_integer("policy: context_tokens", self.context_tokens, 2)
@@ -161,7 +168,7 @@ class Folder:
     def make(self, environment: Environment | ControlEnvironment, seed: int) -> LanguagePolicy:
         """Raises ValueError where the folder holds no such model, or the context is longer than the model's."""
         _check_speaks(environment, "folder")
-        return _from_folder(Path(self.path), self.context_tokens, self.dtype)
+        return _from_folder(Path(self.path), self.context_tokens, self.dtype, critic=self.critic)
 
 
 @dataclass(frozen=True)
@@ -174,8 +181,10 @@ class SmolLM2:
     cache: str | None = None
     context_tokens: int = 512
     dtype: Precision = "float32"
+    critic: bool = False
 
     def __post_init__(self) -> None:
+        check_type("policy: critic", self.critic, bool, "true or false")
         check_type("policy: cache", self.cache, str | None, "the path of a folder")
         check_integer("policy: context_tokens", self.context_tokens, 2)
         check_choice("policy: dtype", self.dtype, Precision)
@@ -186,7 +195,7 @@ class SmolLM2:
 
         _check_speaks(environment, "smollm2")
         cache = Path(self.cache).expanduser() if self.cache else None
-        return _from_folder(unpacked_folder(cache), self.context_tokens, self.dtype)
+        return _from_folder(unpacked_folder(cache), self.context_tokens, self.dtype, critic=self.critic)
 
 
 @dataclass(frozen=True)
@@ -233,11 +242,12 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"policy: {folder} is no model: {missing}; a folder that save_pretrained wrote would do")
 
 
-def _from_folder(folder: Path, context_tokens: int | None, dtype: Precision) -> LanguagePolicy:
+def _from_folder(folder: Path, context_tokens: int | None, dtype: Precision, *, critic: bool) -> LanguagePolicy:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from fedasync.rl.language_policy import HuggingFaceTokenizer, LanguagePolicy
+    from fedasync.rl.value_head import add_value_head
 
     check_folder(folder)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -256,6 +266,8 @@ def _from_folder(folder: Path, context_tokens: int | None, dtype: Precision) -> 
         raise ValueError(f"policy: context_tokens must be at most {most}, which is the model's, got {context_tokens}")
     ends = getattr(module.generation_config, "eos_token_id", None)
     ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    if critic:
+        add_value_head(module)
     return LanguagePolicy(module, HuggingFaceTokenizer(tokenizer, ends), context_tokens)
 
 

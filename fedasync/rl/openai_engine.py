@@ -24,6 +24,7 @@ from fedasync.rl.openai_settings import OpenAIServer
 from fedasync.rl.openai_weights import Updater, WeightUpdateError
 from fedasync.rl.sampling import Sampling
 from fedasync.rl.trajectory import Finish, Trajectory
+from fedasync.rl.value_head import is_of_value_head
 from fedasync.streams import Stream
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ class OpenAIEngine:
         """
         interrupted = self._interrupt() if kv == "recompute" else []
         try:
-            self._updater({**self.frozen, **weights}, version, self.version, kv)
+            every = {**self.frozen, **weights}
+            served = {name: each for name, each in every.items() if not is_of_value_head(name)}
+            self._updater(served, version, self.version, kv)
             self.version, self._doubt = version, None
             if self.server.update.mode == "http":
                 self.requests.named.add(version)

@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from fedasync.core.bounds import check_choice, check_integer, check_real
+from fedasync.rl.value_head import NAME
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ class Optimiser:
     gradient. The learning rate climbs linearly over the first ``warm_up_steps`` steps and then stays.
 
     ``precision`` "bf16": forward passes run under autocast, weights and gradients stay as they are. ``trainable`` k:
-    only the last k blocks and what follows them but the output layer are trained (ours).
+    only the last k blocks, what follows them but the output layer, and a critic's head are trained (ours).
     """
 
     learning_rate: float
@@ -110,5 +111,6 @@ def choose_trainable(module: nn.Module, trainable: Literal["all"] | int) -> None
     )
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for chosen in (*list(blocks)[-trainable:], *after):
+    critic = [each for name, each in module.named_children() if name == NAME]
+    for chosen in (*list(blocks)[-trainable:], *after, *critic):
         chosen.requires_grad_(True)

@@ -30,6 +30,7 @@ def build_problem(config: Mapping[str, Any], where: str) -> Problem:
     from fedasync.rl.sampling import Sampling
 
     _demand_tables(config, where)
+    refuse_clients_row(config, where)
     problem = Problem(
         _environment(config["task"], where),
         _policy(config["policy"], where),
@@ -57,11 +58,34 @@ def problem_sources(config: Mapping[str, Any], where: str) -> tuple[object, ...]
     return tuple(found)
 
 
+def refuse_clients_row(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a row that says how clients' models become one: what it says would never be used on a policy's steps."""
+    from fedasync.strategies import FEDERATED, ROLLOUTS
+
+    strategy = config.get("strategy")
+    name = strategy.get("name") if isinstance(strategy, Mapping) else None
+    if name in [row.__name__ for row in FEDERATED]:
+        raise StudyError(
+            f"{where}: strategy.name: {name!r} says how models of federated clients become one, and here one policy is "
+            f"trained on answers to prompts; {', '.join(row.__name__ for row in ROLLOUTS)} would do"
+        )
+
+
 def demand_installed(config: Mapping[str, Any]) -> None:
     """Raise StudyError where a library is missing without which nothing is learnt."""
     for library in ("torch", "transformers") if config["policy"].get("kind") != "mlp" else ("torch",):
         if find_spec(library) is None:
             raise StudyError(f"{library} is not installed; pip install 'fedasync[rl]' would do")
+
+
+def demand_tracker(config: Mapping[str, Any], where: str) -> None:
+    """Raise StudyError for a tracker of metrics that is none, or is not installed."""
+    from fedasync.rl.trackers import tracker_refusal
+
+    processes = config.get("processes")
+    tracker = processes.get("tracker") if isinstance(processes, Mapping) else None
+    if isinstance(tracker, str) and (refusal := tracker_refusal(tracker)) is not None:
+        raise StudyError(f"{where}: processes: {refusal}")
 
 
 def refuse_unevaluated(problem: Problem, targets: Mapping[str, float], evaluate_every: int | None, where: str) -> None:
@@ -131,8 +155,14 @@ def _refuse(problem: Problem, where: str) -> None:
         raise StudyError(f"{where}: policy.kind: 'mlp' chooses among actions, and this task speaks text; {speaking} do")
     if is_ours and not is_mlp and chooses_actions:
         raise StudyError(f"{where}: policy.kind: this task has actions and observations, no text; 'mlp' would do")
-    if is_ours and not is_mlp and problem.objective.needs_values:
+    critic = getattr(problem.policy, "critic", None)
+    if critic is False and problem.objective.needs_values:
         raise StudyError(
-            f"{where}: objective.advantages: 'gae' needs a critic, and policies that speak have none; 'grpo', "
-            "'dr_grpo', 'rloo', 'opo' or 'reward' would do"
+            f"{where}: objective.advantages: 'gae' needs a critic, and this policy has none; policy.critic = true, or "
+            "advantages = 'grpo', 'dr_grpo', 'rloo', 'opo' or 'reward', would do"
+        )
+    if critic and not problem.objective.needs_values:
+        raise StudyError(
+            f"{where}: policy.critic: a critic is for objective.advantages = 'gae', got "
+            f"{problem.objective.advantages!r}; leave it out"
         )

@@ -1,6 +1,6 @@
 """One rank of a learner over processes: trains, saves, restores, and writes what came of it into a folder.
 
-python learner_process.py FOLDER ddp|fsdp language|control
+python learner_process.py FOLDER ddp|fsdp language|critic|control
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ def problem_of(kind: str) -> Any:
             policy=Mlp(torch.float64),
             optimiser=optimiser,
             objective=Objective(loss="coupled", advantages="gae"),
+        )
+    if kind == "critic":
+        return problem(
+            policy=Llama(2, torch.float64, critic=True),
+            optimiser=optimiser,
+            objective=Objective(loss="coupled", advantages="gae", normalise="batch", value_clip=0.1),
         )
     return problem(
         policy=Llama(2, torch.float64),

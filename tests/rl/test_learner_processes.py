@@ -69,6 +69,8 @@ def ran(folder: Path, how: str, kind: str) -> list[tuple[dict[str, Any], dict[st
         ("ddp", "language", "DistributedDataParallel"),
         ("ddp", "control", "DistributedDataParallel"),
         ("fsdp", "language", "FSDPLlamaForCausalLM"),
+        ("ddp", "critic", "DistributedDataParallel"),
+        ("fsdp", "critic", "FSDPLlamaForCausalLM"),
     ],
 )
 def test_two_processes_are_one(tmp_path: Path, how: str, kind: str, wrapped: str) -> None:

@@ -20,6 +20,7 @@ from fedasync.rl.policy import Policy
 from fedasync.rl.problem import Problem
 from fedasync.rl.sampling import Sampling
 from fedasync.rl.trajectory import Group, Trajectory
+from fedasync.rl.value_head import add_value_head
 
 VOCABULARY, OBSERVATION, ACTIONS, END = 12, 3, 4, 1
 CHARACTERS = "^$" + "abcdefghij"
@@ -67,9 +68,13 @@ class Llama:
 
     layers: int = 2
     dtype: torch.dtype = torch.float32
+    critic: bool = False
 
     def make(self, environment: Any, seed: int) -> LanguagePolicy:
-        return llama(seed, layers=self.layers, dtype=self.dtype)
+        made = llama(seed, layers=self.layers, dtype=self.dtype)
+        if self.critic:
+            add_value_head(made.module)
+        return made
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,9 @@ MISTAKES = {
     ("learning_rate = 1e-3", 'learning_rate = 1e-3\n[objective]\nloss = "coupled"\nweight_cap = 2.0'): (
         "s.toml: objective: weight_cap = 2.0 says nothing with loss = 'coupled'"
     ),
+    ("context_tokens = 12", "context_tokens = 12\ncritic = true"): (
+        "s.toml: policy.critic: a critic is for objective.advantages = 'gae', got 'grpo'; leave it out"
+    ),
     ("learning_rate = 1e-3", 'learning_rate = 1e-3\n[objective]\nadvantages = "gae"'): (
         "s.toml: objective.advantages: 'gae' needs a critic"
     ),
@@ -137,6 +140,23 @@ MISTAKES = {
 @pytest.mark.parametrize(("change", "said"), MISTAKES.items(), ids=[said[:60] for said in MISTAKES.values()])
 def test_what_cannot_run_is_refused_in_one_line(study: Path, change: tuple[str, str], said: str) -> None:
     assert said in refusal(study, changed(VIRTUAL, change))
+
+
+CLIENTS_ROW = "says how models of federated clients become one, and here one policy is trained on answers to prompts"
+
+
+@pytest.mark.parametrize("row", ['name = "fedavg"\ncohort = 2', 'name = "fedbuff"\nconcurrency = 4\nbuffer_size = 2'])
+def test_a_row_of_federated_clients_trains_no_policy(study: Path, row: str) -> None:
+    """The policy's optimiser makes the step, so what such a row says of it would mean nothing; timing has no step."""
+    text = changed(VIRTUAL, ('name = "areal"\nbatch = 2\neta = 1', row))
+    assert CLIENTS_ROW in refusal(study, text)
+
+
+def test_a_row_of_federated_clients_is_refused_before_its_keys_are_looked_at(fedasync: Command, study: Path) -> None:
+    study.write_text(VIRTUAL)
+    end = fedasync("sim", "s.toml", "--set", "strategy.name=fedbuff")
+    assert (end.status, end.out) == (2, "")
+    assert end.complaint.startswith(f"fedasync: s.toml: strategy.name: 'fedbuff' {CLIENTS_ROW}; synchronous_rl, ")
 
 
 def test_a_task_alone_is_no_study(study: Path) -> None:
