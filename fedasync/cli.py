@@ -113,6 +113,21 @@ def run(
     raise typer.Exit(run_experiment(experiment, changes or [], seeds, out))
 
 
+@app.command("rollout-worker")
+def rollout_worker(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where a run with remote workers listens.")],
+    key_file: Annotated[
+        Path | None, typer.Option(help="A copy of the run's file worker-key (default: the variable FEDASYNC_AUTHKEY).")
+    ] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Runs to serve (default: until Ctrl-C).")] = None,
+    patience_s: Annotated[float, typer.Option(min=0, help="Seconds to wait while nobody listens.")] = 600.0,
+) -> None:
+    """Generate answers for runs on another machine, one after the other."""
+    from fedasync.studies.rollout_worker_command import serve_runs
+
+    raise typer.Exit(serve_runs(address, key_file, runs, patience_s))
+
+
 deploy = typer.Typer(no_args_is_help=True, help="Deploy on a federation.")
 app.add_typer(deploy, name="deploy")
 
@@ -165,7 +180,11 @@ def predict(
     runs: Runs,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set strategy.eta=4. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key, e.g. --set strategy.name=areal --set strategy.eta=4. Repeatable.",
+        ),
     ] = None,
     probe: Annotated[
         bool, typer.Option(help="Measure how generating and training slow each other on this machine.")

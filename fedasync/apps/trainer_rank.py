@@ -26,6 +26,9 @@ def learner(settings: ChildSettings) -> tuple[Learner, Evaluate]:
 
     problem = build_problem(dict(settings.problem), settings.where)
     made = Learner(problem, settings.seed, accelerator=_accelerator(problem.optimiser.precision, settings))
+    place = made.placement
+    if place.ranks > 1:
+        print(f"rank {place.rank} of {place.ranks}: {type(place.module).__name__} on {place.device}")
 
     def measures() -> Mapping[str, float]:
         policy = cast("LanguagePolicy", made.whole_policy())  # or a ControlPolicy: the environment tells
@@ -50,7 +53,13 @@ def _accelerator(precision: Precision, settings: ChildSettings) -> Accelerator |
     from fedasync.rl.placement import accelerator_of
 
     folder = None if settings.tracker is None else Path(settings.tracker_folder)
-    return accelerator_of(precision, cpu=not torch.cuda.is_available(), log_with=settings.tracker, folder=folder)
+    return accelerator_of(
+        precision,
+        cpu=not torch.cuda.is_available(),
+        sharded=settings.sharded,
+        log_with=settings.tracker,
+        folder=folder,
+    )
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def steps(run: Run) -> list[Step]:
     """What the trainer did for each version, by the run's metrics; a metric that is not there counts 0."""
     import polars as pl
 
-    names = ("sync_s", "switch_s", "save_s", "evaluate_s", "wait_s", "lost_s", "down_s", "train_s")
+    names = ("sync_s", "switch_s", "save_s", "evaluate_s", "wait_s", "lost_s", "down_s", "train_s", "measure_s")
     table = run.metrics.filter(pl.col("name").is_in(names))
     found: dict[int, tuple[float, dict[str, float]]] = {}
     for time_s, version, name, value in table.select("time_s", "version", "name", "value").iter_rows():
@@ -154,10 +154,12 @@ def steps(run: Run) -> list[Step]:
     done = []
     first_s = None
     for committed_s, known in found.values():
-        sync_s, switch_s, save_s, evaluate_s, wait_s, lost_s, down_s, train_s = (known.get(name, 0.0) for name in names)
+        sync_s, switch_s, save_s, evaluate_s, wait_s, lost_s, down_s, train_s, measure_s = (
+            known.get(name, 0.0) for name in names
+        )
         first_s = switch_s if first_s is None else first_s  # before the first step nothing had to switch back
         last_s = min(first_s, switch_s)
-        between = (save_s, evaluate_s, wait_s, lost_s, down_s)
+        between = (save_s, evaluate_s + measure_s, wait_s, lost_s, down_s)
         done.append(Step(committed_s, sync_s, switch_s - last_s, *between, train_s, last_s))
     return done
 

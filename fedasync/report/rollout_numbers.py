@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fedasync.report.cluster import throughput
-from fedasync.runs.busy_servers import idle_share
+from collections.abc import Mapping
+from typing import Any
+
+from fedasync.report.cluster import share_of_time, throughput
 from fedasync.runs.run import Run
 
 STEP, RATE, TRAINER, SERVERS, STALENESS = (
@@ -16,11 +18,16 @@ STEP, RATE, TRAINER, SERVERS, STALENESS = (
 UNITS = {STEP: "s", RATE: "1/s", TRAINER: "share", SERVERS: "share", STALENESS: "versions"}
 
 
+def workers_of(processes: Mapping[str, Any]) -> int:
+    """Rollout workers that a ``[processes]`` table asks for, those of other machines among them."""
+    return int(processes.get("workers", 1)) + int(processes.get("remote_workers", 0))
+
+
 def servers_of(run: Run) -> int:
     """Rollout workers of a real run, or servers of a simulated one."""
     config = run.config
     if "processes" in config:
-        return int(config["processes"].get("workers", 1))
+        return workers_of(config["processes"])
     cluster = config.get("cluster") or {}
     return int(cluster.get("generation_gpus", 1)) // int(cluster.get("tensor_parallel", 1))
 
@@ -28,18 +35,13 @@ def servers_of(run: Run) -> int:
 def numbers(run: Run) -> dict[str, float | None]:
     """By name, after the run's warm-up; None where it measured nothing.
 
-    ``trainer idle``: the share of time in which it waited for a batch. ``servers idle``: the share of servers × time in
-    which a server had no answer to generate.
+    ``trainer idle`` is the share of its time that the trainer waited, ``servers idle`` that of servers × time in which
+    nothing ran on a server: the summary's ``shares`` (`fedasync.runs.time_shares`).
     """
-    step_s, wait_s = throughput(run, "step_s"), throughput(run, "wait_s")
-    told = run.summary["rollouts"]["throughput"]
-    idle = None
-    if told.get("to_s") is not None:
-        idle = idle_share(run, servers_of(run), float(told["from_s"]), float(told["to_s"]))
     return {
-        STEP: step_s,
+        STEP: throughput(run, "step_s"),
         RATE: throughput(run, "generated_tokens_per_second"),
-        TRAINER: wait_s / step_s if step_s and wait_s is not None else None,
-        SERVERS: idle,
+        TRAINER: share_of_time(run, "trainer", "waiting"),
+        SERVERS: share_of_time(run, "servers", "idle"),
         STALENESS: run.summary["staleness"]["mean"],
     }

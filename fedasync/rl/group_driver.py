@@ -109,6 +109,8 @@ class GroupDriver:
         """Answers of a lease in flight that are still to come."""
         self._given_up: dict[int, set[int]] = {}
         """Answers that a short group does without."""
+        self._own_fault: dict[int, bool] = {}
+        """Of leases in flight that lost an answer: whether one was lost by a fault of the prompt's own."""
         self._fruitless = self._lost_in_row = 0
         self._counts_samples = getattr(coordinator.strategy.admission, "limit_samples", None) is not None
 
@@ -166,12 +168,14 @@ class GroupDriver:
         """An answer will not come: what becomes of its group is a policy.
 
         ``own_fault``: the prompt or its environment failed, not those who generate, and would again: then the group
-        fails where the policy would generate the answer once more.
+        fails where the policy would generate the answer once more. A group that failed by no such fault is asked again
+        however often that happens.
         """
         lease = answer // self.answers
         if not self.coordinator.is_in_flight(lease):
             return
         self._lost_in_row += 1
+        self._own_fault[lease] = own_fault or self._own_fault.get(lease, False)
         most = self.coordinator.strategy.admission.most_in_flight * self.answers
         if self._lost_in_row > HOPELESS + most:
             self.ended = (
@@ -196,6 +200,7 @@ class GroupDriver:
     def _deliver(self, lease: int, now: float) -> None:
         left_out = self._given_up.pop(lease, ()) if self._given_up else ()
         del self._left[lease]
+        self._own_fault.pop(lease, None)
         self.handle(self.coordinator.deliver(lease, now, self._runtime.delivers(lease, left_out, now)), now)
 
     # -- what the coordinator says -----------------------------------------------------------------------------
@@ -231,9 +236,11 @@ class GroupDriver:
                 if event.reason != "stale" or self._requeues:
                     self._ask_again(event.lease.id, failed=False)
                 self.asked.pop(event.lease.id)
+                self._own_fault.pop(event.lease.id, None)
             elif isinstance(event, Failed):
+                own_fault = self._own_fault.pop(event.lease.id, True)  # also of a group that took too long
                 if event.reason != TOO_LONG:
-                    self._ask_again(event.lease.id, failed=event.reason != CRASHED)
+                    self._ask_again(event.lease.id, failed=own_fault and event.reason != CRASHED)
                 self.asked.pop(event.lease.id)
                 self._count_fruitless(event.reason)
             elif isinstance(event, Rejected):

@@ -12,7 +12,8 @@ from fedasync.core.bounds import check_integer
 class RequireFull:
     """The whole group fails, and its prompt goes back to the queue: n answers, or none.
 
-    At a failure rate p of an answer, 1 − (1 − p)^n of the groups are lost: a third at 5 % and n = 8.
+    Unless the answer was lost by the prompt's own fault that is none of the attempts after which it is given up. At a
+    failure rate p of an answer, 1 − (1 − p)^n of the groups are lost: a third at 5 % and n = 8.
     """
 
     kind: Literal["require_full"] = "require_full"

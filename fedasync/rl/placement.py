@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedasync.rl.trackers import PROJECT, start_settings, tracker_refusal
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,11 @@ def accelerator_of(
     """An Accelerator for a learner, of all processes that the environment names (``accelerate launch``, torchrun).
 
     ``sharded``: FSDP (version 2) instead of DDP, block by block, on the CPU too; None: what ACCELERATE_USE_FSDP says,
-    which ``accelerate launch`` sets. ``log_with`` and ``folder``: the tracker of metrics, and where it writes.
+    which ``accelerate launch`` sets. ``log_with`` and ``folder``: the tracker of metrics, which is started, and
+    where it writes. Raises ValueError for a tracker that is none, or is not installed.
     """
+    if log_with is not None and (refusal := tracker_refusal(log_with)) is not None:
+        raise ValueError(refusal)
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 
     if sharded is None:
@@ -43,6 +47,8 @@ def accelerator_of(
         if precision != "no":
             plugin.set_mixed_precision(precision)
         made.state.distributed_type, made.state.fsdp_plugin = DistributedType.FSDP, plugin
+    if log_with is not None:
+        made.init_trackers(PROJECT, init_kwargs=start_settings(log_with, folder))
     return made
 
 
@@ -101,14 +107,14 @@ class Placement:
         else:  # Accelerate divides by what it takes for the number of micro-batches, DDP and FSDP by the ranks.
             self.accelerator.backward(loss * (self.ranks * self.accelerator.gradient_accumulation_steps))
 
-    def clip(self, most: float | None) -> float:
+    def clip(self, most: float) -> float:
         """Scale the gradient down to a norm of at most ``most``; its norm before."""
         import torch
 
-        parameters, bound = list(self.module.parameters()), inf if most is None else most
+        parameters = list(self.module.parameters())
         if self.accelerator is None:
-            return float(torch.nn.utils.clip_grad_norm_(parameters, bound))
-        return float(whole(self.accelerator.clip_grad_norm_(parameters, bound)))
+            return float(torch.nn.utils.clip_grad_norm_(parameters, most))
+        return float(whole(self.accelerator.clip_grad_norm_(parameters, most)))
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Over all ranks."""

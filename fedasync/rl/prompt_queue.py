@@ -15,7 +15,7 @@ class Asked(NamedTuple):
     epoch: int
     attempt: int
     failures: int = 0
-    """How many of its attempts before failed, for whatever reason but the end of the run."""
+    """How many of its attempts before failed by a fault of its own."""
 
 
 class Order(Protocol):
@@ -32,7 +32,7 @@ class Order(Protocol):
 
 
 class PromptQueue:
-    """The prompts of a run. One whose group failed ``most_attempts`` times is given up."""
+    """The prompts of a run. One whose group failed ``most_attempts`` times by its own fault is given up."""
 
     def __init__(self, order: Order, most_attempts: int) -> None:
         self._order = order
@@ -60,10 +60,14 @@ class PromptQueue:
         self._again.appendleft(asked)
 
     def ask_again(self, asked: Asked, *, failed: bool) -> str | None:
-        """The prompt is to go out once more, unless it ``failed`` too often: then, in words, that it is given up."""
-        failures = asked.failures + failed
+        """The prompt is to go out once more, unless it ``failed`` too often: then, in words, that it is given up.
+
+        An attempt that somebody else brought to nothing has not ``failed``.
+        """
+        failures, attempts = asked.failures + failed, asked.attempt + 1
         if failed and failures >= self._most_attempts:
-            return f"prompt {asked.prompt} is given up after {failures} attempts"
+            own = "" if failures == attempts else f", {failures} of which failed by its own fault"
+            return f"prompt {asked.prompt} is given up after {attempts} attempts{own}"
         self._again.append(asked._replace(attempt=asked.attempt + 1, failures=failures))
         return None
 

@@ -1,30 +1,55 @@
-"""How much of their time rollout servers had an answer to generate, by the table of rollouts."""
+"""What the rollout workers of a real run spent their time on, by its tables."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import NDArray
 
+from fedasync.runs.lease_arrays import Leases
 from fedasync.runs.rollouts import columns_of
-from fedasync.runs.run import Run
+from fedasync.runs.server_rounds import ANSWERS, Rounds, by_version, written_s
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Floats = NDArray[np.float64]
 
 
-def idle_share(run: Run, servers: int, from_s: float, to_s: float) -> float | None:
-    """The share of servers × time in which a server had no answer that was begun and not ended.
+def servers_s(
+    leases: Leases, metrics: pl.DataFrame, rollouts: pl.DataFrame, iterations: pl.DataFrame, from_s: float, to_s: float
+) -> dict[str, float]:
+    """Seconds of all servers between two moments: ``decoding``, ``prefilling``, ``paused``, as `SERVERS` says.
 
-    An answer without an end is taken to go on until ``to_s``. None where there is no table, or no time.
+    A server is at work from the beginning of an answer to its end, or of a decoding step to its end: answers that
+    never ended are known by those alone. It pauses as `Rounds.pauses` says, whether answers wait for it or not, and
+    what it prefills the iterations tell. Without iterations all of its work is decoding. How long a worker was down no
+    table tells: it is idle then.
     """
-    rollouts = run.rollouts
-    if rollouts is None or to_s <= from_s or not servers:
-        return None
-    columns = columns_of(rollouts, "server", "start_s", "end_s")
-    ends_s = np.where(np.isnan(columns["end_s"]), to_s, columns["end_s"])
-    begun = np.isfinite(columns["start_s"]) & (columns["server"] >= 0)
-    busy_s = 0.0
-    for server in range(servers):
-        mine = begun & (columns["server"] == server)
-        start_s, end_s = (np.clip(times_s[mine], from_s, to_s) for times_s in (columns["start_s"], ends_s))
-        order = np.argsort(start_s, kind="stable")
-        start_s, end_s = start_s[order], end_s[order]
-        over_s = np.concatenate([[from_s], np.maximum.accumulate(end_s)])[:-1] if len(end_s) else end_s
-        busy_s += float(np.maximum(end_s - np.maximum(start_s, over_s), 0.0).sum())
-    return max(0.0, 1.0 - busy_s / (servers * (to_s - from_s)))
+    answers = columns_of(rollouts, *ANSWERS)
+    rounds = Rounds.of(iterations, leases, answers)
+    pauses = rounds.pauses(written_s(leases, by_version(metrics, "sync_s", len(leases.commits_s))))
+    ended = np.isfinite(answers["end_s"])
+    spent = dict.fromkeys(("decoding", "prefilling", "paused"), 0.0)
+    for server in np.unique(np.concatenate([answers["server"][ended], rounds.server])):
+        mine, own, stood = ended & (answers["server"] == server), rounds.server == server, pauses.server == server
+        begin_s, at_s = rounds.begin_s[own], rounds.at_s[own]
+        work = np.concatenate(
+            [np.stack([answers["start_s"][mine], answers["end_s"][mine]], 1), np.stack([begin_s, at_s], 1)]
+        )
+        still = np.stack([(pauses.until_s - pauses.seconds)[stood], pauses.until_s[stood]], 1)
+        prefills = np.stack([begin_s, begin_s + rounds.prefill_s[own]], 1)
+        paused_s, prefill_s = (covered_s(spans, from_s, to_s) for spans in (still, prefills))
+        whole_s = covered_s(np.concatenate([work, still]), from_s, to_s)
+        spent["paused"] += paused_s
+        spent["prefilling"] += prefill_s
+        spent["decoding"] += max(0.0, whole_s - paused_s - prefill_s)
+    return spent
+
+
+def covered_s(spans: Floats, from_s: float, to_s: float) -> float:
+    """Seconds between two moments that lie in any of ``spans`` [n, 2], which may overlap."""
+    start_s, end_s = np.clip(spans[np.argsort(spans[:, 0], kind="stable")], from_s, to_s).T
+    over_s = np.concatenate([[from_s], np.maximum.accumulate(end_s)])[: len(end_s)]
+    return float(np.maximum(end_s - np.maximum(start_s, over_s), 0.0).sum())

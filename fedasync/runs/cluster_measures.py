@@ -16,6 +16,7 @@ from fedasync.runs.prompt_accounts import PromptAccounts, rollout_verdict
 from fedasync.runs.record import Record
 from fedasync.runs.rollouts import columns_of
 from fedasync.runs.staleness_kinds import BOUNDS, older_tokens, staleness_table, trained_answers, trained_rows
+from fedasync.runs.step_times import PARTS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,7 +25,7 @@ BEGUN_AGAIN = "begun again"
 """Why tokens were lost of an answer that was generated anew from its prompt."""
 LEFT_OUT = "left out of its group"
 """Why an answer of a trained group was not trained: the group was delivered without it."""
-STEP_PARTS = ("train_s", "wait_s", "sync_s", "switch_s", "down_s", "lost_s")
+STEP_PARTS = ("train_s", *PARTS.values())
 """Metrics of a step whose means stand beside the step's time."""
 
 

@@ -12,22 +12,27 @@ from fedasync.core import Coordinator, Step
 if TYPE_CHECKING:
     import polars as pl
 
-PARTS = {"waiting": "wait_s", "syncing": "sync_s", "switching": "switch_s", "down": "down_s", "lost": "lost_s"}
+PARTS = {
+    "waiting": "wait_s",
+    "syncing": "sync_s",
+    "switching": "switch_s",
+    "saving": "save_s",
+    "evaluating": "evaluate_s",
+    "measuring": "measure_s",
+    "down": "down_s",
+    "lost": "lost_s",
+}
 """What a step's time is spent on besides ``train_s``, and the metrics that say how long; they add up to ``step_s``."""
 
 
 class StepTimes:
-    """A row a committed version: how long it took, what the trainer did meanwhile, what it was made of.
+    """A row a committed version: how long it took, what the trainer did meanwhile, what it was made of."""
 
-    ``parts`` are what its time may be ``spent`` on, and the metrics that say how long.
-    """
-
-    def __init__(self, parts: Mapping[str, str] = PARTS) -> None:
-        self._names = parts
+    def __init__(self) -> None:
         self._rows: list[dict[str, float]] = []
         self._at_s: list[float] = []
         self._open: dict[str, float] = {}
-        self._parts = dict.fromkeys(parts.values(), 0.0)
+        self._parts = dict.fromkeys(PARTS.values(), 0.0)
         self._last_s = 0.0
         self.training_s = 0.0
         """Spent in committed steps."""
@@ -63,15 +68,15 @@ class StepTimes:
             }
         )
         self._at_s.append(now)
-        self._last_s, self._parts = now, dict.fromkeys(self._names.values(), 0.0)
+        self._last_s, self._parts = now, dict.fromkeys(PARTS.values(), 0.0)
 
     def add(self, version: int, metrics: Mapping[str, float]) -> None:
         """What became known of a committed version later: an evaluation."""
         self._rows[version - 1].update(metrics)
 
     def spent(self, what: str, seconds: float) -> None:
-        """So long the trainer was at one of ``parts``: part of the time of the step that is committed next."""
-        self._parts[self._names[what]] += seconds
+        """So long the trainer was at one of `PARTS`: part of the time of the step that is committed next."""
+        self._parts[PARTS[what]] += seconds
 
     def state(self) -> dict[str, Any]:
         """Plain data, for a snapshot between a commit and the next ``begin``."""
@@ -86,7 +91,7 @@ class StepTimes:
         """Go on from there."""
         self._rows, self._at_s = [dict(row) for row in state["rows"]], list(state["at_s"])
         self._last_s, self.training_s = state["last_s"], state["training_s"]
-        self._open, self._parts = {}, dict.fromkeys(self._names.values(), 0.0)
+        self._open, self._parts = {}, dict.fromkeys(PARTS.values(), 0.0)
 
     def table(self) -> pl.DataFrame:
         """time_s, version, name, value."""

@@ -115,7 +115,7 @@ def notes_of(found: Fitted) -> list[str]:
     if found.load.count == 0:
         notes.append("no server generated after a publication: loading weights counts as nothing")
     if found.evaluate.count:
-        notes.append("evaluations come between two steps in the study, and the trainer counts as waiting")
+        notes.append("evaluations come between two steps in the study, as in the run")
     notes.append("every prompt of the study is a new one: the size of the data set is not carried over")
     early = [run for run in found.runs if run.summary["ended"] not in ("time", "updates", "versions", "target")]
     if early:

@@ -24,6 +24,8 @@ from fedasync.studies import store
 from fedasync.studies.calibration import ROOM, calibrated, calibration_text
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import EARLY, Backend, Job, LostWorkerError, Outcome, execute, groups, jobs
+from fedasync.studies.out_folder import check_out
+from fedasync.studies.problem_tables import refuse_clients_row
 from fedasync.studies.publish import STUDY, describe, finished_runs, load_runs, publish, recall, remember
 from fedasync.studies.shipped import files, find
 from fedasync.studies.study import SeedsUntil, Study, load
@@ -48,6 +50,9 @@ def run_study(
     path = find(name, "sims", "study")
     study = load(path, changes, seeds)
     folder = out or Path("results") / study.name
+    check_out(folder, study)
+    for plan in study.plans() if "task" in study.base else ():
+        refuse_clients_row(plan.config, str(path))
     if study.calibrations:
         study = _calibrated(study, folder, processes, console, backend)
     all_jobs = jobs(study, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,10 +51,20 @@ class Compared:
 def compare(real: Sequence[Path], sim: Sequence[Path], out: Path | None) -> int:
     """Print and write (compare.json in ``out``, or the working directory) how far predictions were from runs.
 
-    Folders are runs' or studies'; runs are matched by seed where any seed is in both. Runs on prompts are compared by
-    other numbers (`compare_rollouts`). Returns the exit status 0. Raises StudyError.
+    Folders are runs' or studies'; runs are matched by seed where any seed is in both. A simulation named before what
+    was measured changes places with it, and that is said. Runs on prompts are compared by other numbers
+    (`compare_rollouts`). Returns the exit status 0. Raises StudyError.
     """
     recorded, predicted = opened(real), opened(sim)
+    if not any(map(_measured, recorded)) and all(map(_measured, predicted)):
+        recorded, predicted = predicted, recorded
+        console_for_tables().print(
+            f"{name_of(recorded[0])} was measured and {name_of(predicted[0])} simulated: they change places, as in "
+            f"`fedasync compare {shlex.join(map(str, sim))} {shlex.join(map(str, real))}`",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if rollout_runs([*recorded, *predicted]):
         from fedasync.studies.compare_rollouts import compare_rollouts
 
@@ -80,6 +91,11 @@ def compare(real: Sequence[Path], sim: Sequence[Path], out: Path | None) -> int:
     write(folder / COMPARISON, (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode())
     _show(strategy, notes, numbers, order, among, staleness, folder)
     return 0
+
+
+def _measured(run: Run) -> bool:
+    """Made under a real clock."""
+    return bool(run.summary.get("runtime"))
 
 
 def _pairs(real: Sequence[Run], sim: Sequence[Run]) -> tuple[list[tuple[Run, Run]], str]:

@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from fedasync.report.rollout_numbers import workers_of
 from fedasync.runs.run import write
 from fedasync.studies.errors import StudyError
 from fedasync.studies.rollout_fits import Floats, Mean
@@ -68,7 +69,7 @@ def probe(config: Mapping[str, Any], where: str) -> Probed:
         raise StudyError(
             f"{where}: a probe needs the [task] and the [processes] of a real run; a simulated one has none"
         )
-    workers = int(config["processes"].get("workers", 1))
+    workers = workers_of(config["processes"])
     batch, most = _batch(config), int(config["processes"].get("max_running", 64))
     told = {
         "tables": {table: config[table] for table in TABLES if table in config},

@@ -116,7 +116,7 @@ def _text(error: Any, target: Any) -> str:
     if kind in _UNKNOWN:
         inner = [_dataclasses(target).get(str(part)) for part in error["loc"] if not _is_key(part)]
         owner = inner[-1] if inner and inner[-1] else _owner(target, error["loc"])
-        return f"unknown key{did_you_mean(str(error['loc'][-1]), _keys(owner))}"
+        return f"unknown key{did_you_mean(str(error['loc'][-1]), keys_of(owner))}"
     if "missing" in kind:
         return "this key is missing"
     got = "true" if error["input"] is True else "false" if error["input"] is False else json.dumps(error["input"])
@@ -143,7 +143,7 @@ def _owner(target: Any, place: Sequence[object]) -> Any:
     return found if is_dataclass(found) or inspect.isfunction(found) else target
 
 
-def _keys(target: Any) -> list[str]:
+def keys_of(target: Any) -> list[str]:
     """Names that a signature accepts, those of an unpacked TypedDict included."""
     keys: list[str] = []
     for name, parameter in signature(target).parameters.items():

@@ -24,6 +24,7 @@ from fedasync.studies.experiment_file import Experiment, load
 from fedasync.studies.experiment_prediction import predict
 from fedasync.studies.flower_run import FailedRunError, LostFederationError, keep_log, local_federation, make_run
 from fedasync.studies.measurements import Measurement, any_finished, measurements
+from fedasync.studies.out_folder import check_out
 from fedasync.studies.publish import describe, publish, remember
 from fedasync.studies.shipped import find
 from fedasync.studies.study import Study
@@ -49,6 +50,7 @@ def run_experiment(file: str, changes: Sequence[str] = (), seeds: int | None = N
     experiment = load(path, changes, seeds)
     study = experiment.study
     folder = out or Path("results") / study.name
+    check_out(folder, study)
     runs = measurements(experiment, folder)
     command = command_line(file, changes, seeds)
     return carry_out(

@@ -17,6 +17,7 @@ from fedasync.studies.command import console_for_tables
 from fedasync.studies.compare_rollouts import Side
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import jobs, perform
+from fedasync.studies.predicted_changes import check_changes, of_changes
 from fedasync.studies.publish import describe, load_runs, remember
 from fedasync.studies.run_folders import name_of, one_strategy, opened, rollout_runs
 from fedasync.studies.study import load
@@ -38,11 +39,15 @@ def predict(runs: Sequence[Path], changes: Sequence[str], out: Path | None, *, p
             "of its predicted.toml (with --set) predicts"
         )
     one_strategy(recorded)
+    check_changes(recorded[0].config.get("strategy"), changes)
     folder = out or Path("results") / "predicted" / Path(name_of(recorded[0])).name
     words = [*map(str, runs), *(word for change in changes for word in ("--set", change)), *(["--probe"] * probe)]
     command = shlex.join(["fedasync", "predict", *words])
     calibrate_rollouts(recorded, folder, command, probes=probe)
-    found = simulated(folder / PREDICTED, changes, folder, command)
+    try:
+        found = simulated(folder / PREDICTED, changes, folder, command)
+    except StudyError as error:
+        raise of_changes(error, folder / PREDICTED, changes) from None
     console = console_for_tables()
     changed = ", ".join(changes) or "nothing changed"
     table = Table("", "recorded", f"predicted: {changed}", title="means ± standard deviations over runs")

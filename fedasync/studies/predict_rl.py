@@ -13,7 +13,7 @@ from rich.markup import escape
 from fedasync.report import markdown, rich_table, save, write_table
 from fedasync.report.prediction import SPEEDUP, Predicted, prediction_table, readable_predictions
 from fedasync.report.prediction_figure import prediction_figure
-from fedasync.report.rollout_numbers import STEP
+from fedasync.report.rollout_numbers import STEP, workers_of
 from fedasync.report.rollout_prediction import LEGEND, rollout_predictions
 from fedasync.runs.run import Run
 from fedasync.studies import store
@@ -122,7 +122,9 @@ def predicted_jobs(experiment: TrainerExperiment, runs: Sequence[Measurement], r
 
 def _cluster(fitted: Mapping[str, Any], processes: Mapping[str, Any]) -> dict[str, Any]:
     """The fitted cluster with so many workers as an axis may say."""
-    cluster = {**fitted, "generation_gpus": processes.get("workers", fitted["generation_gpus"])}
+    cluster = dict(fitted)
+    if "workers" in processes or "remote_workers" in processes:
+        cluster["generation_gpus"] = workers_of(processes)
     if "max_running" in processes:
         cluster["decoding"] = {**fitted["decoding"], "max_running": processes["max_running"]}
     if "kv" in processes:

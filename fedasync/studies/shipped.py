@@ -7,6 +7,9 @@ from pathlib import Path
 import fedasync
 from fedasync.studies.errors import StudyError, did_you_mean
 
+ROOMS = {"sims": ("a study", "sim"), "experiments": ("an experiment", "run"), "sims/plans": ("a plan", "plan")}
+"""Folder → what its files are, and the command that they are for."""
+
 
 def files(room: str) -> dict[str, Path]:
     """The TOML files of a folder such as ``sims`` or ``sims/plans``, by name."""
@@ -25,5 +28,7 @@ def find(name: str, room: str, what: str) -> Path:
         return path
     known = files(room)
     if name not in known:
-        raise StudyError(f"no {what} is called {name!r}{did_you_mean(name, known)}")
+        elsewhere = [told for other, told in ROOMS.items() if other != room and name in files(other)]
+        hint = "".join(f"; it is {kind}, which is for `fedasync {command} {name}`" for kind, command in elsewhere)
+        raise StudyError(f"no {what} is called {name!r}{hint or did_you_mean(name, known)}")
     return known[name]

@@ -31,7 +31,7 @@ def _shares(shares: dict[str, dict[str, float | None]]) -> Table:
     table = Table("who", "share of time", title="what trainer and servers did with their time")
     for who, parts in shares.items():
         text = ", ".join(f"{what} {share}" for what, share in shares_text(parts).items())
-        table.add_row(who, text or "not measured: the run ended in its warm-up")
+        table.add_row(who, text or "not measured: no version came after the warm-up")
     return table
 
 

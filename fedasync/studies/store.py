@@ -52,7 +52,7 @@ OF_POLICIES = (
 PACKAGE = Path(fedasync.__file__).parent
 ROOMS = ("core", "publication", "aggregation", "strategies", "workloads", "runs", "rl", "federated", "simulation")
 """Of fedasync's source, what every run's result depends on."""
-OF_PROCESSES = ("trainer", "apps/rollout_worker.py", "apps/trainer_rank.py")
+OF_PROCESSES = ("trainer", "studies/worker_engine.py", "apps/rollout_worker.py", "apps/trainer_rank.py")
 """What runs of rollout workers and a trainer depend on besides."""
 
 
@@ -150,7 +150,7 @@ def keep(run: Run, folder: Path, beside: Sequence[Path] = ()) -> None:
         write_trace(run.read_events(lambda log: log.head(TRACED_ROWS)), partial / TRACE)
         for path in beside:
             if path.is_dir():
-                shutil.copytree(path, partial / path.name)
+                shutil.copytree(path, partial / path.name, symlinks=True)
             elif path.is_file():
                 shutil.copy2(path, partial / path.name)
 

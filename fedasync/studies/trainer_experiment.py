@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from rich.console import Console
 
@@ -21,16 +23,21 @@ from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import EARLY, error_log
 from fedasync.studies.experiment import PREDICTED, carry_out
 from fedasync.studies.measurements import Measurement
+from fedasync.studies.out_folder import check_out
+from fedasync.studies.problem_tables import demand_tracker, refuse_clients_row
 from fedasync.studies.run_progress import shown
 from fedasync.studies.signals import left_on_signals
 from fedasync.studies.trainer_file import TrainerExperiment, load
 from fedasync.studies.trainer_parts import TrainerParts, build_trainer
 from fedasync.studies.trainer_progress import TOLD, TrainerProgress
+from fedasync.trainer.keys import KEY_FILE
 from fedasync.trainer.run import FAILURES, POLICY, TrainerRequest
 from fedasync.trainer.run_state import CHECKPOINTS, STATE
 
-PROGRESS, LOGS, LOCK = "progress", "logs", "lock"
-"""The folder beside the runs in which one is made, and there its processes' logs and who makes it."""
+PROGRESS, LOGS, LOCK, TRACKER = "progress", "logs", "lock", "tracker"
+"""The folder beside the runs in which one is made, and there its processes' logs, who makes it, a tracker's files."""
+OF_LEASES = r"\d+ in flight|a free slot |no lease is given out|the server applies |the next time limit "
+"""How clauses begin, of those that say who waits for whom, that tell of leases what answers and processes tell too."""
 
 
 class UnfinishedError(RuntimeError):
@@ -62,6 +69,7 @@ def run_trainer_experiment(
     experiment = load(path, changes, seeds)
     study = experiment.study
     folder = out or Path("results") / study.name
+    check_out(folder, study)
     plans = planned(experiment, folder)
     runs = [each.one for each in plans]
     warnings = [line for each in plans for line in each.parts.problem.warnings()]
@@ -90,16 +98,29 @@ def planned(experiment: TrainerExperiment, folder: Path) -> list[Planned]:
         for plan in study.plans([seed]):
             labels = ", ".join(f"{axis} = {label}" for axis, label in plan.labels.items())
             where = f"{study.path} ({labels})" if labels else str(study.path)
+            refuse_clients_row(plan.config, where)
+            demand_tracker(plan.config, where)
             try:
                 parts = build_trainer(plan.config, where)
             except SystemExit as error:  # a user's module, task or strategy
                 raise StudyError(f"{where}: the user's code raised SystemExit: {error}") from None
             inputs = store.inputs(plan.config, *parts.sources)
-            run_id = store.run_id(plan.labels, plan.seed, plan.config, inputs, *store.OF_PROCESSES)
+            asked = {**plan.config, "processes": without_addresses(plan.config["processes"])}
+            run_id = store.run_id(plan.labels, plan.seed, asked, inputs, *store.OF_PROCESSES)
             found.append(Planned(Measurement(plan, study.name, folder / "runs" / run_id), parts, where))
     if len({each.one.folder for each in found}) < len(found):
         raise StudyError(f"{study.path}: two points of the axes are one and the same run; give them different values")
+    if len(found) > 1 and any((each.parts.processes.listen or "").endswith(":0") for each in found):
+        raise StudyError(
+            f"{study.path}: processes.listen: port 0 is another one in each of {len(found)} runs, and workers know "
+            "one; a port of your own would do"
+        )
     return found
+
+
+def without_addresses(processes: Mapping[str, Any]) -> dict[str, Any]:
+    """[processes] without where this machine listens: a run is the same one at another address."""
+    return {key: value for key, value in processes.items() if key not in ("listen", "weights_port")}
 
 
 def _make_all(plans: Sequence[Planned], console: Console, complaints: Console) -> list[str]:
@@ -115,15 +136,15 @@ def _make_all(plans: Sequence[Planned], console: Console, complaints: Console) -
         try:
             run = make(each, place, console)
         except UnfinishedError as error:
-            errors.append(f"run {each.one.folder.name}: {' '.join(str(error).split())} (logs: {each.progress / LOGS})")
+            errors.append(f"run {each.one.folder.name}: {brief(str(error))} ({_told_in(each.progress)})")
             tell(errors[-1:], complaints)
             continue
         except (RuntimeError, ValueError) as error:
             log = error_log(each.one.folder)
             log.parent.mkdir(parents=True, exist_ok=True)
             write(log, "".join(traceback.format_exception(error)).encode())
-            told = " ".join(str(error).split())
-            errors.append(f"run {each.one.folder.name}: {told} (logs: {each.progress / LOGS}, traceback: {log})")
+            told = f"{_told_in(each.progress)}; traceback: {log}"
+            errors.append(f"run {each.one.folder.name}: {brief(str(error))} ({told})")
             tell(errors[-1:], complaints)
             continue
         took = timedelta(seconds=round(monotonic() - began_s))
@@ -153,6 +174,8 @@ def make(planned: Planned, what: str, console: Console) -> Run:
         config={**one.plan.config, "versions": store.versions(of_policies=True)},
         engine=parts.engine,
         where=planned.where,
+        key_file=planned.progress.parent / KEY_FILE,  # one for all runs of the experiment
+        say=lambda line: console.print(f"{what}: {line}", markup=False, highlight=False, soft_wrap=True),
     )
     progress = TrainerProgress(parts.settings.versions)
     with _alone(planned.progress):
@@ -162,11 +185,27 @@ def make(planned: Planned, what: str, console: Console) -> Run:
             where = (
                 "its newest checkpoint" if any(planned.progress.glob(f"{CHECKPOINTS}/*/{STATE}")) else "its beginning"
             )
+            with (planned.progress / FAILURES).open("a", encoding="utf-8") as file:
+                file.write(f"{run.summary['time_s']:.3f} s: ended: {ended}\n")
             raise UnfinishedError(f"{ended}; the same command goes on from {where}")
-        store.keep(run, one.folder, [planned.progress / name for name in (POLICY, FAILURES, LOGS)])
+        store.keep(run, one.folder, [planned.progress / name for name in (POLICY, FAILURES, LOGS, TRACKER)])
         shutil.rmtree(planned.progress, ignore_errors=True)
     error_log(one.folder).unlink(missing_ok=True)
     return Run.load(one.folder)
+
+
+def brief(why: str) -> str:
+    """Why a run came to no good end and whom it waits for, without what the coordinator says of leases and limits."""
+    parts = re.sub(r"[:;] version \d+(?=;|$)", "", " ".join(why.split())).split("; ")
+    return "; ".join(part for part in parts if not re.match(OF_LEASES, part))
+
+
+def _told_in(progress: Path) -> str:
+    """Where more is told: what went wrong, a line each, and what each process wrote."""
+    failures = progress / FAILURES
+    if failures.is_file() and failures.stat().st_size:
+        return f"more: {failures}, logs beside it"
+    return f"logs: {progress / LOGS}"
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _refuse(parts: TrainerParts) -> None:
             f"(prompts.answers) never delivers a short one; 1 to {prompts.answers} would do"
         )
     cluster = Cluster(
-        generation_gpus=processes.workers,
+        generation_gpus=processes.all_workers,
         training_gpus=processes.ranks,
         decoding=FixedSpeed(1.0, max_running=min(processes.max_running, 1024)),
         trainer=Trainer(step_s=1.0),

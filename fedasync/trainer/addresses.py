@@ -10,7 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 QUIET_S, PROBE_S, PROBES = 20, 5, 3
-"""A machine that vanished is found out by TCP after QUIET_S + PROBES × PROBE_S."""
+"""A machine that vanished is found out by TCP after QUIET_S + PROBES × PROBE_S where nothing was on its way to it."""
+UNTAKEN_S = 90
+"""… and where something was, which also ends the link to one that takes nothing for so long (Linux)."""
+MOST_PORT = 65535
 
 
 def listening(address: str) -> tuple[socket.socket, str]:
@@ -58,7 +61,12 @@ def kept_alive(connection: socket.socket) -> socket.socket:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", QUIET_S), ("TCP_KEEPINTVL", PROBE_S), ("TCP_KEEPCNT", PROBES)):
+        for option, value in (
+            ("TCP_KEEPIDLE", QUIET_S),
+            ("TCP_KEEPINTVL", PROBE_S),
+            ("TCP_KEEPCNT", PROBES),
+            ("TCP_USER_TIMEOUT", UNTAKEN_S * 1000),
+        ):
             if hasattr(socket, option):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return connection
@@ -77,9 +85,18 @@ def is_local(connection: socket.socket) -> bool:
 def host_and_port(address: str) -> tuple[str, int]:
     """Of ``host:port``; an IPv6 host stands in brackets. Raises ValueError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > MOST_PORT:
         raise ValueError(f"address: got {address!r}; 'unix' or 'host:port' would do")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def own_host(address: str) -> str:
+    """This machine's IP address on the way to ``host:port``; nothing is sent. Raises OSError where there is no way."""
+    host, port = host_and_port(address)
+    family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as found:
+        found.connect(place)
+        return str(found.getsockname()[0])
 
 
 def free_port(host: str = "127.0.0.1") -> int:

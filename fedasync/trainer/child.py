@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedasync.trainer.child_settings import ChildSettings
+from fedasync.trainer.keys import KEY_VARIABLE, key_of_environment
 from fedasync.trainer.lifeline import end_with_parent
 from fedasync.trainer.link import Link, connect
 from fedasync.trainer.messages import ChildKind, failed, hello
@@ -18,33 +19,34 @@ if TYPE_CHECKING:
     from fedasync.rl.engine import Engine
     from fedasync.trainer.rank import Evaluate, Learner
 
-KEY_VARIABLE = "FEDASYNC_AUTHKEY"
-"""The key of the controller's listener, in hexadecimal; never an argument, which everybody can see."""
-
 
 def worker_process(make: Callable[[ChildSettings], Engine], arguments: Sequence[str] | None = None) -> None:
     """A rollout worker: make its engine and serve the controller. What goes wrong is told to it, and raised."""
-    from fedasync.trainer.worker import serve
-
     told = _parsed("rollout_worker", "A rollout worker of an asynchronous trainer.", arguments, numbered=True)
     end_with_parent()
     with _linked(told.controller, told.number, "worker") as link:
         settings = ChildSettings.read(told.settings)
-        engine = make(settings)
-        channel = settings.channel.reader()
-        try:
-            serve(
-                engine,
-                link,
-                channel,
-                pulse_s=settings.pulse_s,
-                iterations_s=settings.iterations_s,
-                load_timeout_s=settings.load_timeout_s,
-            )
-        finally:
-            channel.close()
-            if (close := getattr(engine, "close", None)) is not None:  # of one that talks to a server
-                close()
+        serve_with(make(settings), settings, link)
+
+
+def serve_with(engine: Engine, settings: ChildSettings, link: Link) -> bool:
+    """A rollout worker with its weight channel, until ``stop`` or the controller's end; whether it was told to stop."""
+    from fedasync.trainer.worker import serve
+
+    channel = settings.channel.reader()
+    try:
+        return serve(
+            engine,
+            link,
+            channel,
+            pulse_s=settings.pulse_s,
+            iterations_s=settings.iterations_s,
+            load_timeout_s=settings.load_timeout_s,
+        )
+    finally:
+        channel.close()
+        if (close := getattr(engine, "close", None)) is not None:  # of one that talks to a server
+            close()
 
 
 def rank_process(
@@ -86,7 +88,10 @@ def _parsed(name: str, does: str, arguments: Sequence[str] | None, *, numbered: 
 @contextmanager
 def _linked(address: str, number: int, kind: ChildKind) -> Iterator[Link]:
     """A link that has said hello, tells of an error, and is closed in the end."""
-    link = connect(address, _key())
+    key = key_of_environment()
+    if key is None:
+        raise ValueError(f"the environment variable {KEY_VARIABLE} must be the controller's key, in hexadecimal")
+    link = connect(address, key)
     try:
         link.send(hello(number, kind))
         yield link
@@ -95,13 +100,6 @@ def _linked(address: str, number: int, kind: ChildKind) -> Iterator[Link]:
         raise
     finally:
         link.close()
-
-
-def _key() -> bytes:
-    try:
-        return bytes.fromhex(os.environ[KEY_VARIABLE])
-    except (KeyError, ValueError):
-        raise ValueError(f"the environment variable {KEY_VARIABLE} must be the controller's key, in hex") from None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ChildSettings:
     load_timeout_s: float = 20.0
     engine: Mapping[str, Any] | None = None
     """A completions server that generates, as ``fedasync.rl.openai_settings`` reads it; None: the worker does."""
+    sharded: bool | None = None
+    """Ranks share the weights (FSDP); None: as Accelerate's environment says."""
     tracker: str | None = None
     """Accelerate's name of a tracker of metrics (tensorboard, wandb, trackio, …), and where it writes."""
     tracker_folder: str = ""
@@ -46,6 +48,15 @@ class ChildSettings:
         if self.reward_timeout_s is not None:
             check_real("child settings: reward_timeout_s", self.reward_timeout_s, 0, above=True)
 
+    def for_others(self) -> dict[str, Any]:
+        """What workers on other machines are told, as JSON keeps it; ``told`` reads it."""
+        return asdict(replace(self, tracker=None, tracker_folder=""))
+
+    @staticmethod
+    def told(told: Mapping[str, Any]) -> ChildSettings:
+        """Raises KeyError, TypeError and ValueError for what are no settings."""
+        return ChildSettings(**{**told, "channel": ChannelSpec(**told["channel"])})
+
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -54,7 +65,6 @@ class ChildSettings:
     def read(path: Path) -> ChildSettings:
         """Raises ValueError for what ``write`` did not write, OSError where nothing can be read."""
         try:
-            told = json.loads(path.read_text())
-            return ChildSettings(**{**told, "channel": ChannelSpec(**told["channel"])})
+            return ChildSettings.told(json.loads(path.read_text()))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} holds no settings of child processes: {error!r}") from None

@@ -20,6 +20,8 @@ class Worker:
     """One rollout worker."""
 
     number: int
+    remote: bool = False
+    """On another machine: it comes by itself."""
     link: Link | None = None
     ready: bool = False
     answers: set[int] = field(default_factory=set)
@@ -33,12 +35,18 @@ class Worker:
     failed_loads: int = 0
     """In a row."""
 
+    def __str__(self) -> str:
+        return f"worker {self.number}" + (" (remote)" if self.remote else "")
+
 
 class Crew:
-    """Workers 0 … ``count`` − 1. An answer goes to the ready worker with the fewest; the first of equals."""
+    """Workers 0 … ``count`` + ``remote`` − 1. An answer goes to the ready worker with the fewest; the first of equals.
 
-    def __init__(self, count: int, kv: KvCache) -> None:
-        self.workers = [Worker(number) for number in range(count)]
+    The last ``remote`` of them are on other machines.
+    """
+
+    def __init__(self, count: int, kv: KvCache, remote: int = 0) -> None:
+        self.workers = [Worker(number, number >= count) for number in range(count + remote)]
         self.session = 0
         self._kv = kv
         self._pending: deque[Request] = deque()

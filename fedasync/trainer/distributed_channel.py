@@ -1,19 +1,21 @@
 """Weights over the network, by torch.distributed: each worker has a gloo group of its own with the trainer.
 
 A group of two for each, so that workers may come, die and come again while the others load. A worker asks for a
-version, and gets the last one that was put, in one piece. Gloo picks the network by ``GLOO_SOCKET_IFNAME``.
+version, and gets the last one that was put, in one piece. Both ends use the network over which the worker reaches the
+trainer's address, or that of ``GLOO_SOCKET_IFNAME``. Nothing is encrypted, and nobody has to prove who they are.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedasync.trainer.addresses import host_and_port
+from fedasync.trainer.addresses import host_and_port, listening, own_host
 from fedasync.trainer.channels import GET_S, ChannelError
 from fedasync.trainer.layout import Layout
 
@@ -28,6 +30,7 @@ SLACK_S = 60.0
 """For the weights' way, beyond the wait for their version."""
 NEWCOMERS_EVERY_S = 0.05
 TRAINER, WORKER = 0, 1
+IFNAME = "GLOO_SOCKET_IFNAME"
 
 _LOG = logging.getLogger("fedasync.trainer")
 
@@ -81,7 +84,7 @@ class DistributedWriter:
         import torch
 
         try:
-            group = _group(_store(self._address), number, TRAINER)
+            group = _group(self._address, number, TRAINER)
             asked = torch.zeros(2, dtype=torch.int64)
             while not self._closed:
                 group.recv([asked], WORKER, 0).wait(IDLE)
@@ -148,7 +151,7 @@ class DistributedReader:
         store = _store(self._address)
         number = store.add("arrivals", 1)
         store.set(_arrival(number), "")
-        return _group(store, number, WORKER)
+        return _group(self._address, number, WORKER)
 
 
 def _arrival(number: int) -> str:
@@ -159,13 +162,30 @@ def _store(address: str, *, master: bool = False) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = host_and_port(address)
-    return TCPStore(host, port, None, master, CONNECT, wait_for_workers=False)
+    if not master:
+        return TCPStore(host, port, None, False, CONNECT, wait_for_workers=False)
+    try:
+        listener, _ = listening(address)  # torch's own would listen at every address of the machine
+    except OSError as error:
+        raise RuntimeError(f"weights: this machine cannot listen at {address}: {error}") from None
+    return TCPStore(host, port, None, True, CONNECT, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def _group(store: TCPStore, number: int, rank: int) -> Any:
+def _group(address: str, number: int, rank: int) -> Any:
     from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-    return ProcessGroupGloo(PrefixStore(f"worker/{number}", store), rank, 2, CONNECT)
+    store = PrefixStore(f"worker/{number}", _store(address))
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = CONNECT
+    if IFNAME in os.environ:
+        options._devices = [ProcessGroupGloo.create_default_device()]
+    else:
+        try:
+            host = own_host(address)
+        except OSError as error:
+            raise RuntimeError(f"no way to {address}: {error}") from None
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    return ProcessGroupGloo(store, rank, 2, options)
 
 
 def _send(group: Any, tensor: Tensor) -> None:

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from enum import Enum
 from multiprocessing import AuthenticationError
@@ -45,6 +45,10 @@ Received = Message | Literal[End.EOF]
 
 class LinkError(RuntimeError):
     """No connection came about; the message is one line."""
+
+
+class WrongKeyError(LinkError):
+    """The two ends have different keys."""
 
 
 class Link:
@@ -156,10 +160,17 @@ class Listener:
     """Where peers connect: at ``unix`` (this machine only), or ``host:port`` (port 0: a free one).
 
     ``address`` is what peers are told, beside ``authkey``. Peers are let in by a thread; nobody who does not know the
-    key is ever seen. Ends with its ``with`` block.
+    key is ever seen, and ``turned_away`` is called with the address of who has another (in that thread). Ends with its
+    ``with`` block.
     """
 
-    def __init__(self, address: str = "unix", authkey: bytes | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "unix",
+        authkey: bytes | None = None,
+        turned_away: Callable[[str], object] = lambda peer: None,
+    ) -> None:
+        self._turned_away = turned_away
         self.authkey = authkey if authkey is not None else secrets.token_bytes(32)
         self._socket, self.address = listening(address)
         self._links: list[Link] = []
@@ -191,6 +202,12 @@ class Listener:
                 link.close(0.0)
             if found or (until_s is not None and time.monotonic() >= until_s):
                 return found
+
+    def drop(self, link: Link) -> None:
+        """Close a link, of which nothing more is heard; nothing where it has ended."""
+        if link in self._links:
+            self._links.remove(link)
+            link.close(0.0)
 
     def close(self) -> None:
         """Close all links (see ``Link.close``), and let nobody in any more."""
@@ -224,8 +241,10 @@ class Listener:
     def _let_in(self, connection: socket.socket, name: str) -> None:
         try:
             _prove(connection, self.authkey, HANDSHAKE_S, first=True)
-        except LinkError:
+        except LinkError as error:
             connection.close()
+            if isinstance(error, WrongKeyError):
+                self._turned_away(name)
             return
         link = Link(connection, name)
         if self._closed:
@@ -236,22 +255,25 @@ class Listener:
             self._wake.send(b"\0")
 
 
-def connect(address: str, authkey: bytes, timeout_s: float = 30.0) -> Link:
-    """A link to the listener at ``address``, which may come up only later. Raises LinkError."""
+def connect(address: str, authkey: bytes, timeout_s: float = 30.0, again_s: float = AGAIN_S) -> Link:
+    """A link to the listener at ``address``, which may come up only later: tried every ``again_s``.
+
+    Raises LinkError, and as such WrongKeyError.
+    """
     until_s = time.monotonic() + timeout_s
     while True:
         try:
             connection = connected(address, max(0.1, until_s - time.monotonic()))
         except OSError as error:
-            if time.monotonic() + AGAIN_S > until_s:
+            if time.monotonic() + again_s > until_s:
                 raise LinkError(f"nobody listens at {address}: {error}") from None
-            time.sleep(AGAIN_S)
+            time.sleep(again_s)
             continue
         try:
             _prove(connection, authkey, HANDSHAKE_S, first=False)
         except LinkError as error:
             connection.close()
-            raise LinkError(f"{address}: {error}") from None
+            raise type(error)(f"{address}: {error}") from None
         return Link(connection, address)
 
 
@@ -263,7 +285,7 @@ def _prove(connection: socket.socket, authkey: bytes, timeout_s: float, *, first
         for step in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
             step(proving, authkey)
     except AuthenticationError:
-        raise LinkError("the two ends have different keys") from None
+        raise WrongKeyError("the two ends have different keys") from None
     except (OSError, EOFError, AssertionError, ValueError) as error:
         raise LinkError(f"the other end did not prove that it knows the key: {error!r}") from None
     finally:

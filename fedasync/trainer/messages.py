@@ -10,13 +10,13 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedasync.rl.engine import Finished, Iteration, KvCache, Request
 from fedasync.rl.trajectory import Group, packed, packed_trajectories, unpacked, unpacked_trajectories
 
-ChildKind = Literal["worker", "trainer"]
+ChildKind = Literal["worker", "trainer", "remote"]
 
 _LENGTH_BYTES = 4
 
@@ -54,9 +54,28 @@ def decoded(content: bytes) -> Message:
     return Message(kind, header, content[end:])
 
 
-def hello(number: int, kind: ChildKind) -> Message:
-    """The first message of a link: which child this is, and its clock."""
-    return Message("hello", {"number": number, "kind": kind, "pid": os.getpid(), "clock_s": time.monotonic()})
+def hello(number: int | None, kind: ChildKind, version: str = "") -> Message:
+    """The first message of a link: which child this is, and its clock.
+
+    A ``remote`` worker has no number yet, and tells its fedasync's ``version``.
+    """
+    told = {"number": number, "kind": kind, "pid": os.getpid(), "clock_s": time.monotonic()}
+    return Message("hello", {**told, "version": version} if version else told)
+
+
+def welcome(number: int, settings: Mapping[str, Any]) -> Message:
+    """To a remote worker: its number, and what it is to do (``ChildSettings.for_others``)."""
+    return Message("welcome", {"number": number, "settings": settings})
+
+
+def wait(why: str) -> Message:
+    """To a remote worker: there is no place for it now; a ``welcome`` comes when there is one."""
+    return Message("wait", {"why": why})
+
+
+def refused(why: str) -> Message:
+    """To a remote worker: it cannot be one."""
+    return Message("refused", {"why": why})
 
 
 def stop() -> Message:

@@ -15,8 +15,8 @@ from typing import NamedTuple, Self
 from fedasync.core.bounds import check_integer, check_real
 from fedasync.trainer import lifeline
 from fedasync.trainer.addresses import free_port
-from fedasync.trainer.child import KEY_VARIABLE
 from fedasync.trainer.child_settings import ChildSettings
+from fedasync.trainer.keys import KEY_VARIABLE
 
 WORKER, RANK = "fedasync.apps.rollout_worker", "fedasync.apps.trainer_rank"
 TAIL_BYTES = 16384

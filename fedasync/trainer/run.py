@@ -1,9 +1,10 @@
-"""A real run on prompts from its parts to its tables, on processes of this machine."""
+"""A real run on prompts from its parts to its tables, on processes of this machine and workers of others."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,22 @@ from numpy.typing import NDArray
 
 from fedasync.core import Strategy
 from fedasync.federated.result import BrokenLawError
+from fedasync.runs.busy_servers import servers_s
+from fedasync.runs.lease_arrays import lease_arrays
 from fedasync.runs.record import Record
 from fedasync.runs.rollout_summary import broken_laws, rollout_summary
 from fedasync.runs.rollouts import rollouts_frame
 from fedasync.runs.run import Run
-from fedasync.trainer.addresses import free_port
+from fedasync.runs.time_shares import Shares, measured_s, time_shares
+from fedasync.trainer.addresses import free_port, host_and_port
 from fedasync.trainer.channels import ChannelSpec
 from fedasync.trainer.child_settings import ChildSettings
 from fedasync.trainer.controller import HOPELESS, Controller
+from fedasync.trainer.keys import KEY_FILE, KEY_VARIABLE, kept_key, key_of_environment
 from fedasync.trainer.link import Listener
 from fedasync.trainer.processes import LocalProcesses
 from fedasync.trainer.run_state import RunState
+from fedasync.trainer.session import Told
 from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
 
 if TYPE_CHECKING:
@@ -32,11 +38,15 @@ if TYPE_CHECKING:
 POLICY, FAILURES = "policy", "failures.log"
 """In the folder of a run: the trainer's last state, and what went wrong, a line each."""
 
-Told = Callable[[int, Mapping[str, float]], object]
-"""Called with a version and metrics of it as they become known."""
+
+LOOPBACK = "127.0.0.1"
 
 
 def _nothing(version: int, metrics: Mapping[str, float]) -> None:
+    pass
+
+
+def _silent(line: str) -> None:
     pass
 
 
@@ -63,6 +73,11 @@ class TrainerRequest:
     engine: Mapping[str, Any] | None = None
     """A completions server that generates in place of the workers' own engines."""
     where: str = "the problem"
+    key_file: Path | None = None
+    """Where workers of other machines find the key, and which is written where it is not there (None: in the run's
+    folder)."""
+    say: Callable[[str], object] = _silent
+    """Called with a line about workers of other machines: whom the run waits for, who comes and goes."""
 
     def make(self, folder: Path, told: Told = _nothing) -> Run:
         """Run it in ``folder``, where it goes on from its newest checkpoint if there is one.
@@ -73,21 +88,21 @@ class TrainerRequest:
         folder.mkdir(parents=True, exist_ok=True)
         folder = folder.absolute()
         processes, place = self.processes, folder / "weights"
-        over_network = processes.channel == "distributed"
         settings = ChildSettings(
             self.problem,
             self.where,
             self.seed,
-            ChannelSpec(processes.channel, f"127.0.0.1:{free_port()}" if over_network else str(place)),
+            ChannelSpec(processes.channel, self._weights_at() if processes.channel == "distributed" else str(place)),
             max_running=processes.max_running,
             reward_timeout_s=processes.reward_timeout_s,
             evaluation_prompts=self.settings.evaluation_prompts,
             engine=self.engine,
+            sharded=None if processes.data_parallel is None else processes.data_parallel == "fsdp",
             tracker=processes.tracker,
             tracker_folder=str(folder / "tracker"),
         )
         with (
-            Listener() as listener,
+            self._listener(folder) as listener,
             LocalProcesses(folder, listener.address, listener.authkey, settings, threads=processes.threads) as children,
             RunState(folder) as state,
         ):
@@ -102,6 +117,8 @@ class TrainerRequest:
                 listener,
                 children,
                 told,
+                settings.for_others(),
+                self.say,
             )
             children.start_ranks(processes.ranks)
             for number in range(processes.workers):
@@ -109,26 +126,65 @@ class TrainerRequest:
             try:
                 ended = controller.make(folder / POLICY)
                 if not ended.startswith(HOPELESS):
-                    children.wait(5.0)
+                    children.wait(60.0 if processes.tracker else 5.0)  # a tracker may have much to send
             finally:
                 lines = [f"{each.time_s:.3f} s: {each.what}\n" for each in controller.incidents]
                 (folder / FAILURES).write_text("".join(lines), "utf-8")
                 shutil.rmtree(place, ignore_errors=True)
             return finished_run(self, controller, state, ended)
 
+    def _weights_at(self) -> str:
+        """``host:port`` of the distributed channel."""
+        processes = self.processes
+        if not processes.remote_workers or processes.listen is None:
+            return f"{LOOPBACK}:{free_port()}"
+        host = processes.listen.rpartition(":")[0]
+        with _told_of(processes.listen):
+            return f"{host}:{processes.weights_port or free_port(host_and_port(processes.listen)[0])}"
+
+    def _listener(self, folder: Path) -> Listener:
+        """Where processes connect; says how workers of other machines do. Raises ValueError where nobody can listen."""
+        processes = self.processes
+        if not processes.remote_workers or processes.listen is None:
+            return Listener()
+        file, key = self.key_file or folder / KEY_FILE, key_of_environment()
+        how = f" --key-file {file}" if key is None else f", with {KEY_VARIABLE} as here"
+        key = key or kept_key(file)
+
+        def turned_away(peer: str) -> None:
+            self.say(f"somebody at {peer} is turned away: another key")
+
+        with _told_of(processes.listen):
+            listener = Listener(processes.listen, key, turned_away)
+        waits = f"{processes.remote_workers} worker{'s' * (processes.remote_workers > 1)}"
+        self.say(f"waits for {waits}: fedasync rollout-worker {listener.address}{how}")
+        return listener
+
+
+@contextmanager
+def _told_of(listen: str) -> Iterator[None]:
+    """Where nobody can listen ValueError says so."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"processes: listen: this machine cannot listen at {listen}: {error}; an address of its own would do"
+        ) from None
+
 
 def finished_run(request: TrainerRequest, controller: Controller, state: RunState, ended: str) -> Run:
     """The run with its tables and its verdict on itself. Raises BrokenLawError."""
-    controller.write_unfinished()
-    controller.log.flush()
+    session = controller.session
+    session.write_unfinished()
+    session.log.flush()
     record = Record()
     record.write(state.events.rows().tobytes())
-    record.reasons = list(controller.log.reasons)
-    answers, iterations = state.answers.rows(), state.iterations.rows()
+    record.reasons = list(session.log.reasons)
+    answers, iterations = state.answers.rows(), _frame(state.iterations.rows())
     answers = answers[np.lexsort((answers["answer"], answers["lease"]))]
     rollouts = rollouts_frame({name: answers[name] for name in answers.dtype.names or ()})
-    metrics = controller.time.steps.table()
-    settings, end_s = request.settings, controller.now
+    metrics = session.time.steps.table()
+    settings, end_s = request.settings, session.now
     summary: dict[str, Any] = {
         "run_id": request.name or f"{request.strategy.name}-seed{request.seed}",
         "study": request.study,
@@ -137,43 +193,38 @@ def finished_run(request: TrainerRequest, controller: Controller, state: RunStat
         "timing_only": False,
         "runtime": "processes",
         **rollout_summary(
-            controller.driver.coordinator,
+            session.driver.coordinator,
             record,
             rollouts,
             metrics,
             end_s=end_s,
             ended=ended,
-            training_s=controller.time.steps.training_s,
+            training_s=session.time.steps.training_s,
             warm_up_versions=settings.warm_up_versions,
             prompts=request.task_prompts,
             epochs=request.prompts.epochs,
             target=request.target,
             incidents=[asdict(incident) for incident in controller.incidents],
         ),
-        "shares": _shares(controller.time.spent_s, iterations, end_s, request.processes.workers),
-        "failures": controller.failures,
-        "restarts": controller.restarts,
+        "shares": _shares(
+            record, metrics, rollouts, iterations, request.processes.all_workers, settings.warm_up_versions
+        ),
+        "failures": session.failures,
+        "restarts": controller.attendance.restarts,
     }
     if broken := broken_laws(summary):
         raise BrokenLawError(f"the run breaks its own laws: {'; '.join(broken)}")
-    tables = {"metrics": metrics, "rollouts": rollouts, "iterations": _frame(iterations)}
+    tables = {"metrics": metrics, "rollouts": rollouts, "iterations": iterations}
     return Run(request.config or {}, summary, tables, record=record)
 
 
 def _shares(
-    trainer_s: Mapping[str, float], iterations: NDArray[Any], end_s: float, workers: int
-) -> dict[str, dict[str, float]]:
+    record: Record, metrics: pl.DataFrame, rollouts: pl.DataFrame, iterations: pl.DataFrame, workers: int, warm_up: int
+) -> Shares:
     """Shares of the trainer's time, and of workers × time."""
-    whole_s = max(end_s, 1e-9)
-    trainer = {what: seconds / whole_s for what, seconds in trainer_s.items() if what != "lost"}
-    trainer["waiting"] += max(0.0, 1.0 - sum(trainer.values()))  # since the last step
-    area_s = whole_s * workers
-    servers = {
-        "decoding": float(iterations["seconds"].sum()) / area_s,
-        "prefilling": float(iterations["prefill_s"].sum()) / area_s,
-    }
-    servers["idle"] = max(0.0, 1.0 - sum(servers.values()))
-    return {"trainer": trainer, "servers": servers}
+    span = measured_s(metrics, warm_up)
+    spent = {} if span is None else servers_s(lease_arrays(record), metrics, rollouts, iterations, *span)
+    return time_shares(metrics, spent, workers, warm_up)
 
 
 def _frame(rows: NDArray[Any]) -> pl.DataFrame:

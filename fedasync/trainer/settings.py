@@ -10,8 +10,12 @@ from fedasync.core.bounds import check_choice, check_integer, check_real, check_
 from fedasync.rl.engine import KvCache
 from fedasync.rl.group_driver import Dropped
 from fedasync.rl.partial_groups import PartialGroups, Refill
+from fedasync.trainer.addresses import MOST_PORT, host_and_port
 
 Channel = Literal["files", "shared_memory", "distributed"]
+DataParallel = Literal["ddp", "fsdp"]
+EVERYWHERE = ("0.0.0.0", "::", "*")
+"""Hosts at which one may listen, and that nobody can call."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,23 @@ class ProcessSettings:
     ``threads`` are torch's in each of them. New weights go through ``channel``; sequences that they interrupt have
     their KV cache recomputed or kept (``kv``). ``partial_groups``: what becomes of a group that loses an answer;
     ``dropped``: whether the prompt of a group that was dropped as too stale is asked again; ``most_attempts``: how
-    often a prompt whose group failed is asked. A reward (or a turn of the environment) that takes longer than
-    ``reward_timeout_s`` fails its answer. Metrics go to a ``tracker`` of Accelerate's (tensorboard, wandb, trackio, …).
-    A process that dies, or says nothing for ``silent_s``, is started again, ``restarts`` times in all.
+    often a prompt is asked whose group failed by its own fault. A reward (or a turn of the environment) that takes
+    longer than ``reward_timeout_s`` fails its answer. Metrics go to a ``tracker`` of Accelerate's (tensorboard, wandb,
+    trackio, …). A process that dies, or says nothing for ``silent_s``, is started again, ``restarts`` times in all.
+    Ranks have all weights each (``data_parallel`` "ddp") or share them ("fsdp"); None: as Accelerate's environment
+    says.
+
+    ``remote_workers`` come from other machines by themselves, beside the ``workers`` that are started here. They
+    connect to ``listen``, ``host:port`` as they reach this machine (port 0: a free one), and get weights from
+    ``weights_port`` (None: a free one) of the same host.
     """
 
     workers: int = 1
+    remote_workers: int = 0
+    listen: str | None = None
+    weights_port: int | None = None
     ranks: int = 1
+    data_parallel: DataParallel | None = None
     threads: int = 1
     max_running: int = 64
     channel: Channel = "files"
@@ -57,11 +71,20 @@ class ProcessSettings:
     start_timeout_s: float = 180.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "ranks", "threads", "max_running", "most_attempts"):
+        check_integer("processes: remote_workers", self.remote_workers, 0)
+        check_integer("processes: workers", self.workers, 0 if self.remote_workers else 1)
+        for name in ("ranks", "threads", "max_running", "most_attempts"):
             check_integer(f"processes: {name}", getattr(self, name), 1)
         check_integer("processes: restarts", self.restarts, 0)
         check_choice("processes: channel", self.channel, Channel)
         check_choice("processes: kv", self.kv, KvCache)
+        if self.data_parallel is not None:
+            check_choice("processes: data_parallel", self.data_parallel, DataParallel)
+            if self.ranks == 1:
+                raise ValueError(
+                    f"processes: data_parallel = {self.data_parallel!r} says nothing with ranks = 1; leave it out, or "
+                    "give 2 ranks or more"
+                )
         check_choice("processes: dropped", self.dropped, Dropped)
         check_type(
             "processes: partial_groups", self.partial_groups, PartialGroups, "a RequireFull, an AllowShort or a Refill"
@@ -70,6 +93,43 @@ class ProcessSettings:
             check_real(f"processes: {name}", getattr(self, name), 0, above=True)
         if self.reward_timeout_s is not None:
             check_real("processes: reward_timeout_s", self.reward_timeout_s, 0, above=True)
+        if self.weights_port is not None:
+            check_integer("processes: weights_port", self.weights_port, 1)
+            if self.weights_port > MOST_PORT:
+                raise ValueError(f"processes: weights_port must be an integer ≤ {MOST_PORT}, got {self.weights_port}")
+        if self.listen is not None:
+            _check_listen(self.listen)
+        if self.remote_workers:
+            self._check_remote()
+
+    @property
+    def all_workers(self) -> int:
+        """Those of this machine, which have the first numbers, and those of others."""
+        return self.workers + self.remote_workers
+
+    def _check_remote(self) -> None:
+        if self.listen is None:
+            raise ValueError(
+                f"processes: remote_workers = {self.remote_workers} without listen; this machine's address as they "
+                'reach it would do, such as listen = "10.0.0.1:7777"'
+            )
+        if self.channel != "distributed":
+            raise ValueError(
+                f"processes: channel = {self.channel!r} with remote_workers = {self.remote_workers}: other machines "
+                "do not see it; 'distributed' would do"
+            )
+
+
+def _check_listen(address: str) -> None:
+    try:
+        host, _ = host_and_port(address)
+    except ValueError:
+        host = EVERYWHERE[0]
+    if host in EVERYWHERE:
+        raise ValueError(
+            f"processes: listen: got {address!r}; this machine's address as others reach it would do, such as "
+            "'10.0.0.1:7777' (port 0: a free one)"
+        )
 
 
 @dataclass(frozen=True)

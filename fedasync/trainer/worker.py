@@ -9,7 +9,7 @@ from typing import Any
 
 from fedasync.rl.engine import Engine, Iteration, LoadError
 from fedasync.trainer.channels import ChannelError, WeightChannel
-from fedasync.trainer.link import EOF, Link, Received, poll
+from fedasync.trainer.link import EOF, Link, poll
 from fedasync.trainer.messages import Message, failed, finished, iterations, requests_of
 
 
@@ -23,8 +23,8 @@ def serve(
     iterations_rows: int = 256,
     load_timeout_s: float = 20.0,
     clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Generate until ``stop``, or until the controller has gone.
+) -> bool:
+    """Generate until ``stop``, or until the controller has gone; whether it was told to stop.
 
     Says ``ready``, then ``finished`` after each decoding step that ended answers, ``pulse`` every ``pulse_s``,
     ``iterations`` when there are ``iterations_rows`` or the first is ``iterations_s`` old, and ``loaded``. Weights that
@@ -37,8 +37,9 @@ def serve(
     while True:
         busy = engine.running + engine.waiting > 0
         for _, received in poll([link], 0.0 if busy else max(0.0, min(pulse_at_s, rows_at_s) - clock())):
-            if not worker.obeyed(received):
-                return
+            if received is EOF or received.kind == "stop":
+                return received is not EOF
+            worker.obey(received)
         worker.load_when_drained()
         if busy and (answers := engine.step()):
             link.send(finished(answers))
@@ -64,21 +65,18 @@ class _Worker:
         self.load_timeout_s, self.clock = load_timeout_s, clock
         self._load: dict[str, Any] | None = None
 
-    def obeyed(self, received: Received) -> bool:
-        """False where the worker is to end. Raises ValueError for a message that it does not know."""
-        if received is EOF or received.kind == "stop":
-            return False
-        match received.kind:
+    def obey(self, message: Message) -> None:
+        """Raises ValueError for a message that it does not know."""
+        match message.kind:
             case "submit":
-                self.engine.submit(requests_of(received))
+                self.engine.submit(requests_of(message))
             case "withdraw":
-                self.engine.withdraw(received.header["answers"])
+                self.engine.withdraw(message.header["answers"])
             case "load":
-                self._load = received.header
+                self._load = message.header
                 self.engine.hold(self._load["drain"])
             case kind:
                 raise ValueError(f"a rollout worker knows no message {kind!r}")
-        return True
 
     def load_when_drained(self) -> None:
         """Do what the newest ``load`` asked for, if its time has come."""

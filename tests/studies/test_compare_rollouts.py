@@ -74,3 +74,35 @@ def test_runs_of_two_kinds_and_of_two_strategies_are_refused(tmp_path: Path) -> 
         with pytest.raises(StudyError, match=says) as error:
             compare([tmp_path / "prompts"], [tmp_path / other], tmp_path / "out")
         assert "\n" not in str(error.value)
+
+
+def test_a_simulation_named_first_changes_places_with_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast, slow = simulated(SMALL), simulated(SMALL, seed=1)
+    fast.summary["runtime"] = "processes"
+    fast.save(tmp_path / "real")
+    slow.save(tmp_path / "sim")
+    said = []
+    for place, (one, other) in enumerate((("real", "sim"), ("sim", "real"))):
+        compare([tmp_path / one], [tmp_path / other], tmp_path / f"out{place}")
+        said.append(capsys.readouterr().out)
+    swapped = f"{tmp_path / 'real'} was measured and {tmp_path / 'sim'} simulated: they change places"
+    assert [swapped in each for each in said] == [False, True]
+    assert f"`fedasync compare {tmp_path / 'real'} {tmp_path / 'sim'}`" in said[1]
+    files = [(tmp_path / f"out{place}" / "compare.json").read_bytes() for place in (0, 1)]
+    assert files[0] == files[1]
+
+
+def test_two_simulations_and_two_real_runs_keep_their_places(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for runtime in (None, "processes"):
+        for place in ("a", "b"):
+            run = simulated(SMALL)
+            run.summary["runtime"] = runtime
+            run.save(tmp_path / f"{place}{runtime}")
+        compare([tmp_path / f"a{runtime}"], [tmp_path / f"b{runtime}"], tmp_path / "out")
+        assert "change places" not in capsys.readouterr().out
+        told = json.loads((tmp_path / "out" / "compare.json").read_text())
+        assert told["real"] == [str(tmp_path / f"a{runtime}")]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .running import LEARNING, TIMING, Command, apart, changed
+from .experiments import EXPERIMENT
+from .rl_studies import REAL
+from .running import LEARNING, TIMING, Command, apart, changed, contents
 
 LAW = '{ kind = "exponential", mean = 10.0 }'
 STRATEGY = 'name = "fedbuff"\nconcurrency = 4\nbuffer_size = 2'
@@ -302,9 +304,76 @@ def test_a_wrong_command_says_how_it_is_written(fedasync: Command, words: tuple[
     assert end.err.startswith("Usage: ")
 
 
-def test_an_output_folder_that_is_a_file(fedasync: Command, study: Path) -> None:
+NEEDS = "a folder of results (--out), new or this study's, would do"
+
+
+@pytest.mark.parametrize("words", [("sim", "s.toml"), ("run", "e.toml"), ("run", "f.toml")])
+def test_an_output_folder_that_cannot_be_one_is_refused_before_anything_starts(
+    fedasync: Command, folder: Path, words: tuple[str, str]
+) -> None:
+    for name, text in (("s.toml", TIMING), ("e.toml", REAL), ("f.toml", EXPERIMENT)):
+        (folder / name).write_text(text)
+    Path("taken").write_text("mine")
+    Path("other", "x").mkdir(parents=True)
+    Path("other", "thesis.txt").write_text("mine")
+    for out, complaint in {
+        "taken": f"taken is a file; {NEEDS}",
+        "taken/a/b": f"taken is a file, so nothing can be written to taken/a/b; {NEEDS}",
+        "other": "other has 'thesis.txt' and 1 more in it, and is no folder of results; a new or empty one (--out) "
+        "would do",
+    }.items():
+        end = fedasync(*words, "--out", out)
+        assert (end.status, end.out, end.complaint) == (2, "", f"fedasync: {complaint}")
+    assert sorted(path.name for path in Path("other").iterdir()) == ["thesis.txt", "x"]
+    assert Path("taken").read_text() == "mine"
+
+
+def test_results_of_another_study_are_left_alone(fedasync: Command, study: Path) -> None:
     study.write_text(TIMING)
-    Path("taken").write_text("")
-    end = fedasync("sim", "s.toml", "--out", "taken")
-    assert end.status == 1
-    assert end.complaint == "fedasync: File exists: taken"
+    Path("t.toml").write_text(TIMING)
+    assert fedasync("sim", "s.toml", "--out", "out").status == 0
+    before = contents(Path("out"))
+    end = fedasync("sim", "t.toml", "--out", "out")
+    said = "out has the results of 's', and these are of 't'; another one (--out) would do"
+    assert (end.status, end.complaint) == (2, f"fedasync: {said}")
+    assert contents(Path("out")) == before
+
+
+def test_folders_that_runs_leave_before_they_are_published_are_no_obstacle(fedasync: Command, study: Path) -> None:
+    study.write_text(TIMING)
+    for name in ("runs", "world", "calibration", ".cache", "of-another-study"):
+        Path("out", name).mkdir(parents=True)
+    Path("out", "predicted.toml").write_text("")
+    Path("out", "of-another-study", "study.json").write_text("{}")
+    assert fedasync("sim", "s.toml", "--out", "out").status == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        (
+            "run",
+            "staleness_sweep",
+            "no experiment is called 'staleness_sweep'; it is a study, which is for `fedasync sim",
+        ),
+        (
+            "run",
+            "areal_128",
+            "no experiment is called 'areal_128'; it is a plan, which is for `fedasync plan areal_128`",
+        ),
+        ("sim", "reverse", "no study is called 'reverse'; it is an experiment, which is for `fedasync run reverse`"),
+        ("sim", "fedbuff", "no study is called 'fedbuff'; it is a plan, which is for `fedasync plan fedbuff`"),
+        ("plan", "reverse", "no plan is called 'reverse'; it is an experiment, which is for `fedasync run reverse`"),
+        ("plan", "algorithms", "no plan is called 'algorithms'; it is a study, which is for `fedasync sim algorithms`"),
+        ("run", "own", "no experiment is called 'own'; it is a study, which is for `fedasync sim own`"),
+        ("run", "revers", "no experiment is called 'revers'; did you mean 'reverse'? (known: "),
+    ],
+)
+def test_a_name_that_is_for_another_command(
+    fedasync: Command, folder: Path, command: str, name: str, said: str
+) -> None:
+    (folder / "sims").mkdir()
+    (folder / "sims" / "own.toml").write_text(TIMING)
+    end = fedasync(command, name)
+    assert end.status == 2
+    assert end.complaint.startswith(f"fedasync: {said}")

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
+from fedasync.core import Coordinator
 from fedasync.rl.partial_groups import AllowShort
 from fedasync.runs.run import Run
 from fedasync.simulation.cluster import simulate_cluster
+from fedasync.strategies import areal
 from fedasync.studies.build import build_cluster
 from fedasync.studies.errors import StudyError
-from fedasync.studies.trainer_experiment import planned
+from fedasync.studies.trainer_experiment import brief, planned
 from fedasync.studies.trainer_file import is_trainer, load
 from fedasync.studies.trainer_parts import build_trainer
 from fedasync.studies.trainer_progress import TrainerProgress
-from fedasync.trainer.controller import LostProcessError
+from fedasync.trainer.attendance import LostProcessError
 from fedasync.trainer.run import TrainerRequest
 
 from .experiments import EXPERIMENT
@@ -58,6 +60,10 @@ MISTAKES = {
         '[policy]\nkind = "gpt2"\nhidden = 8\nlayers = 1\nheads = 2\ncontext_tokens = 12',
         '[policy]\nkind = "folder"\npath = "/nowhere"',
     ): "policy: /nowhere is no model: there is no such f",
+    (
+        "[processes]\nworkers = 1",
+        '[processes]\ndata_parallel = "fsdp"',
+    ): "processes: data_parallel = 'fsdp' says nothing with ran",
     ("answers = 2", "answers = 1"): "prompts: answers = 1 with advantages = 'grpo', which compares the answers of",
     ("answers = 2", 'answers = "2"'): 'prompts.answers: got "2"; an integer would do',
     ("answers = 2", "answers = 2\nanswer_tokens = 3"): "prompts.answer_tokens: unknown key; did you mean 'answers'?",
@@ -68,10 +74,16 @@ MISTAKES = {
     ("evaluate_every = 2", ""): "targets.exact is measured by evaluations; run.evaluate_every = 5 would do",
     ("versions = 4", "version = 4"): "run.version: unknown key; did you mean 'versions'?",
     ("versions = 4", "updates_ = 4"): "run.updates_: unknown key; did you mean 'updates'?",
-    ('{ name = "synchronous_rl", batch = 2 }', '{ name = "fedavg", cohort = 2, x = 1 }'): "strategy.x: unknown key",
-    ('{ name = "synchronous_rl", batch = 2 }', '{ name = "fedat", tiers = 2, cohort = 2 }'): (
-        "sorts clients by speed or time, and a cluster has none; a row for a cluster, such as areal, would do"
+    ('{ name = "synchronous_rl", batch = 2 }', '{ name = "areal", batch = 2, x = 1 }'): "strategy.x: unknown key",
+    ('{ name = "synchronous_rl", batch = 2 }', '{ name = "fedbuff", concurrency = 2, buffer_size = 2 }'): (
+        "strategy.name: 'fedbuff' says how models of federated clients become one, and here one policy is trained on "
+        "answers to prompts; synchronous_rl, one_step_overlap, areal"
     ),
+    ('{ name = "synchronous_rl", batch = 2 }', '{ name = "fedat", batch = 2 }'): "strategy.name: 'fedat' says how mode",
+    (
+        "[processes]\nworkers = 1",
+        '[processes]\ntracker = "wndb"',
+    ): "processes: tracker = 'wndb'; 'tensorboard', 'wandb', 'trackio', ",
     ('label = "synchronous", strategy', 'label = "synchronous", cluster.x = 1, strategy'): "cluster.x: unknown table",
     ("seeds = 2", "seeds = 0"): "seeds must be an integer ≥ 1",
     ('figures = ["learning_curves"]', 'figures = ["learning_curve"]'): 'report.figures.0: got "learning_curve"',
@@ -90,6 +102,18 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert end.status == 2
     assert said in end.complaint
     assert not list(folder.rglob("progress"))
+
+
+@pytest.mark.parametrize(("tracker", "package"), [("wandb", "wandb"), ("comet_ml", "comet-ml")])
+def test_a_tracker_that_is_not_installed_is_told_before_anything_starts(
+    experiment: Path, fedasync: Command, monkeypatch: pytest.MonkeyPatch, tracker: str, package: str
+) -> None:
+    monkeypatch.setattr("fedasync.rl.trackers.find_spec", lambda name: None)
+    end = fedasync("run", "e.toml", "--set", f"processes.tracker={tracker}")
+    assert end.status == 2
+    needs = f"processes: tracker = '{tracker}' needs the package {tracker}: pip install {package}"
+    assert end.complaint == f"fedasync: e.toml (strategy = synchronous): {needs}"
+    assert not Path("results").exists()
 
 
 def test_too_few_prompts_are_refused_in_the_words_of_a_simulation(tmp_path: Path) -> None:
@@ -236,6 +260,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     assert end.status == 1
     (failed,) = [line for line in end.err.splitlines() if "rank-0" in line]
     assert "rank-0 ended by signal 9 (SIGKILL); it was all too much (logs: " in failed
+    assert ".error.log)" in failed
     assert len(runs(E)) == 3
     (kept,) = (E / "progress").iterdir()
     assert kept.name.startswith("eta-1_seed0")
@@ -264,9 +289,11 @@ def test_a_run_of_no_good_end_has_failed_and_goes_on_from_its_checkpoint(
     end = fedasync("run", "e.toml")
     assert end.status == 1
     (failed,) = [line for line in end.err.splitlines() if ended in line]
-    assert f"{ended}; the same command goes on from its newest checkpoint (logs: " in failed
-    assert len(runs(E)) == 3
     (kept,) = (E / "progress").iterdir()
+    told = f"(more: {kept / 'failures.log'}, logs beside it)"
+    assert f"{ended}; the same command goes on from its newest checkpoint {told}" in failed
+    assert (kept / "failures.log").read_text().splitlines()[-1].endswith(f"s: ended: {ended}")
+    assert len(runs(E)) == 3
     assert kept.name.startswith("eta-1_seed0")
 
     def resumed(self: TrainerRequest, folder: Path, told: Told) -> Run:
@@ -279,6 +306,65 @@ def test_a_run_of_no_good_end_has_failed_and_goes_on_from_its_checkpoint(
     assert (end.status, len(runs(E))) == (0, 4)
     assert "goes on from its last checkpoint" in end.out
     assert not list((E / "progress").iterdir())
+
+
+OF_LEASES = (
+    "4 in flight at workers 0, 1, 2, 3; no lease is given out: the staleness budget is spent: 0 accepted and 4 in "
+    "flight at version 0 (eta = 1, batch = 2, limit = None); the next time limit is at 3 s"
+)
+
+
+@pytest.mark.parametrize(
+    ("ended", "short"),
+    [
+        (
+            f"stalled: no new version for 8 s: version 0; the next step lacks 2 contributions, 0 wait; {OF_LEASES}; "
+            "8 answers are with workers, 0 wait for one",
+            "stalled: no new version for 8 s; the next step lacks 2 contributions, 0 wait; 8 answers are with workers, "
+            "0 wait for one",
+        ),
+        (
+            f"nothing accepted: the last 9 groups brought nothing (the last one: raised); version 12; {OF_LEASES}; the "
+            "trainer is not there",
+            "nothing accepted: the last 9 groups brought nothing (the last one: raised); the trainer is not there",
+        ),
+        ("the trainer: ValueError: no; version 2.13 would do", "the trainer: ValueError: no; version 2.13 would do"),
+        ("diverged: nan", "diverged: nan"),
+    ],
+)
+def test_what_leases_wait_for_is_not_told_twice(ended: str, short: str) -> None:
+    """What the coordinator says of leases tells nobody whose answers are missing, and is told in failures.log."""
+    assert brief(ended) == short
+
+
+def test_the_coordinators_clauses_are_those_that_are_left_out() -> None:
+    """All of what it says but what the step lacks, in whatever state it is."""
+    said = set()
+    coordinator = Coordinator(areal(batch=2, eta=1, lease_timeout_s=5.0))
+    said.add(coordinator.explain())
+    leases = [coordinator.request(prompt, 0.0) for prompt in range(4)]
+    said.add(coordinator.explain())
+    for lease in leases:
+        assert lease is not None
+        coordinator.deliver(lease.id, 1.0)
+        said.add(coordinator.explain())
+    for explained in said:
+        left = brief(f"stalled: {explained}").removeprefix("stalled").lstrip("; ")
+        assert all(part.startswith("the next step lacks") for part in left.split("; ") if part), left
+
+
+def test_a_trackers_files_are_kept_with_the_run(
+    experiment: Path, fedasync: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(self: TrainerRequest, folder: Path, told: Told) -> Run:
+        (folder / "tracker" / "fedasync").mkdir(parents=True)
+        (folder / "tracker" / "fedasync" / "events.out").write_text("metrics")
+        return pretend(self, folder, told)
+
+    monkeypatch.setattr(TrainerRequest, "make", make)
+    assert fedasync("run", "e.toml", "--seeds", "1").status == 0
+    for folder in runs(E).values():
+        assert (folder / "tracker" / "fedasync" / "events.out").read_text() == "metrics"
 
 
 @pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])

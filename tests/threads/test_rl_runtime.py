@@ -16,7 +16,7 @@ from fedasync.core import Strategy
 from fedasync.rl.engine import Request
 from fedasync.runs.run import Run
 from fedasync.strategies.rollouts import areal, synchronous_rl, trl
-from fedasync.trainer.controller import LostProcessError
+from fedasync.trainer.attendance import LostProcessError
 from fedasync.trainer.run_state import RunState
 from fedasync.trainer.settings import ProcessSettings
 

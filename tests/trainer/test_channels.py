@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedasync.trainer.addresses import free_port
+from fedasync.trainer.addresses import connected, free_port, listening
 from fedasync.trainer.channels import ChannelError, ChannelKind, ChannelSpec, FilesChannel, WeightChannel
 from fedasync.trainer.layout import Layout
 
@@ -209,9 +209,14 @@ class hammer:  # noqa: N801 -- a context
         self.said = self.process.communicate()[1]
 
 
+def named_memory() -> set[str]:
+    """Without joblib's, which other tests make meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("joblib", "sem.loky"))}
+
+
 def test_a_killed_trainer_leaves_no_memory_behind_and_says_nothing(tmp_path: Path) -> None:
     spec = ChannelSpec("shared_memory", str(tmp_path))
-    before = set(os.listdir("/dev/shm"))
+    before = named_memory()
     reader = spec.reader()
     with (held := hammer("shared_memory", str(tmp_path))) as process:
         reader.get(1, PATIENCE_S)
@@ -219,7 +224,7 @@ def test_a_killed_trainer_leaves_no_memory_behind_and_says_nothing(tmp_path: Pat
         process.kill()
         process.wait()
     assert held.said == ""
-    assert set(os.listdir("/dev/shm")) == before
+    assert named_memory() <= before
     late = spec.reader()
     with pytest.raises(ChannelError, match="no weights"):
         late.get(1, 0.05)
@@ -266,6 +271,22 @@ def test_over_the_network_workers_and_trainer_may_die_and_come_again() -> None:
         assert_never_torn(ChannelSpec("distributed", address).reader(), least=3)
     with hammer("distributed", address, 0.02):
         assert_never_torn(reader, least=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address of this machine elsewhere")
+def test_over_the_network_the_trainer_listens_at_its_address_and_no_other() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    writer = ChannelSpec("distributed", address).writer()
+    connected(address, PATIENCE_S).close()
+    with pytest.raises(ConnectionRefusedError):
+        connected(address.replace("127.0.0.1", "127.0.0.2"), PATIENCE_S)
+    writer.close()
+
+
+def test_an_address_that_is_taken_is_told() -> None:
+    taken, address = listening("127.0.0.1:0")
+    with taken, pytest.raises(RuntimeError, match=f"this machine cannot listen at {address}: .*in use"):
+        ChannelSpec("distributed", address).writer()
 
 
 def test_a_trainer_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

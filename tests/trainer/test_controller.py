@@ -13,7 +13,8 @@ from fedasync.core import EveryN, Kl
 from fedasync.rl.partial_groups import AllowShort, Refill, RequireFull
 from fedasync.runs.run import Run
 from fedasync.strategies.rollouts import areal, nemo_rl, one_step_overlap, synchronous_rl
-from fedasync.trainer.controller import Controller, LostProcessError, TrainerFailedError
+from fedasync.trainer.attendance import LostProcessError, TrainerFailedError
+from fedasync.trainer.controller import Controller
 from fedasync.trainer.link import EOF
 from fedasync.trainer.messages import Message
 from fedasync.trainer.run import TrainerRequest, finished_run
@@ -200,7 +201,8 @@ def test_groups_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
     with RunState(tmp_path) as state:
         made = controller(world, state, areal(batch=2, eta=1, lease_timeout_s=2.0), versions=20)
         made.run()
-        kept = (made.groups._came, made.groups.leases, made.driver.asked, made.groups.waiting)
+        groups = made.session.groups
+        kept = (groups._came, groups.leases, made.driver.asked, groups.waiting)
         assert all(len(each) <= 8 for each in kept)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from fedasync.trainer.addresses import connected, free_port, host_and_port
-from fedasync.trainer.link import EOF, Link, LinkError, Listener, Received, connect, poll
+from fedasync.trainer.link import EOF, Link, LinkError, Listener, Received, WrongKeyError, connect, poll
 from fedasync.trainer.messages import Message
 
 PATIENCE_S = 60.0
@@ -97,9 +98,37 @@ def test_a_closed_listener_ends_its_links() -> None:
 
 
 def test_whoever_has_another_key_is_refused_and_never_seen(listener: Listener) -> None:
-    with pytest.raises(LinkError, match="the two ends have different keys"):
+    with pytest.raises(WrongKeyError, match=f"^{re.escape(listener.address)}: the two ends have different keys$"):
         connect(listener.address, b"guessed")
     assert listener.poll(0.05) == []
+
+
+def test_whoever_has_another_key_is_told_of_and_a_stranger_without_one_is_not() -> None:
+    turned_away: list[str] = []
+    with Listener("127.0.0.1:0", b"key", turned_away.append) as listener:
+        stranger = connected(listener.address, PATIENCE_S)
+        stranger.close()
+        with pytest.raises(WrongKeyError):
+            connect(listener.address, b"guessed")
+        pair(listener)[1].close()
+        until_s = time.monotonic() + PATIENCE_S
+        while not turned_away:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+    (peer,) = turned_away
+    assert peer.startswith("127.0.0.1:")
+
+
+def test_of_a_link_that_is_dropped_nothing_is_heard_and_its_peer_hears_the_end(listener: Listener) -> None:
+    near, far = pair(listener)
+    other, _ = pair(listener)
+    far.send(Message("too late", {}))
+    listener.drop(near)
+    listener.drop(near)  # which changes nothing
+    assert listener.poll(0.05) == []
+    assert listener.links == [other]
+    assert poll([far], PATIENCE_S) == [(far, EOF)]
+    far.close()
 
 
 def test_a_stranger_keeps_nobody_out(listener: Listener) -> None:

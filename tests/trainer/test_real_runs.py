@@ -163,11 +163,17 @@ def test_other_channels_bring_the_same_weights(tmp_path: Path, channel: Any) -> 
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_one_up_to_rounding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data_parallel", ["ddp", "fsdp"])
+def test_two_ranks_train_as_one_up_to_rounding(tmp_path: Path, data_parallel: Any) -> None:
     """Plain SGD, whose steps are as far apart as gradients are: Adam would make whole steps of what is rounding."""
     sgd = {**PROBLEM, "optimiser": {"kind": "sgd", "learning_rate": 0.1}}
-    made = replace(request(areal(batch=BATCH, eta=0), 3, ProcessSettings(ranks=2)), problem=sgd)
+    made = replace(
+        request(areal(batch=BATCH, eta=0), 3, ProcessSettings(ranks=2, data_parallel=data_parallel)), problem=sgd
+    )
     made.make(tmp_path)
+    assert ("FSDP" if data_parallel == "fsdp" else "DistributedDataParallel") in (
+        tmp_path / "logs/rank-1.log"
+    ).read_text()
     found = weights(tmp_path)
     for name, value in plain(3, sgd).items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)

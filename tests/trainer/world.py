@@ -20,6 +20,7 @@ from fedasync.trainer.link import EOF
 from fedasync.trainer.messages import Message, finished, groups_of, requests_of
 from fedasync.trainer.run_state import RunState
 from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
+from fedasync.trainer.source import fedasync_version
 
 
 class KilledError(BaseException):
@@ -48,6 +49,7 @@ class FakeLink:
     receive: Callable[[FakeLink, Message], None]
     local: bool = True
     open: bool = True
+    name: str = "here"
 
     def send(self, message: Message) -> None:
         self.world.step()
@@ -100,6 +102,8 @@ class World:
     answers: list[list[int]] = field(default_factory=list)
     """Tokens of every answer that was trained: prompt, epoch, index, attempt, attempt."""
     stopped: set[str] = field(default_factory=set)
+    told: dict[str, list[Message]] = field(default_factory=dict)
+    """What remote workers were told about their place."""
     silent: set[str] = field(default_factory=set)
     """Children that receive, and do nothing."""
 
@@ -128,6 +132,12 @@ class World:
     def later(self, after_s: float, link: FakeLink, message: Any) -> None:
         heapq.heappush(self.events, (self.now + after_s, next(self._order), link, message))
 
+    def drop(self, link: FakeLink) -> None:
+        """The controller closes a link: it hears no more of it, and the other end that it has ended."""
+        self.events = [each for each in self.events if each[2] is not link]
+        heapq.heapify(self.events)
+        link.open = False
+
     def step(self) -> None:
         self.steps += 1
         if self.kill_at is not None and self.steps >= self.kill_at:
@@ -146,6 +156,13 @@ class World:
         link = FakeLink(self, Train(self, name))
         link.say(Message("hello", {"kind": "trainer", "number": 0, "clock_s": self.now}))
         link.say(Message("ready", {"version": 0}), 0.5)
+
+    def join(self, name: str, at_s: float = 0.0, version: str | None = None) -> FakeLink:
+        """A worker of another machine comes then, whose clock is 500 s behind."""
+        link = FakeLink(self, Remote(self, name, behind_s=500.0), local=False, name=name)
+        told = {"kind": "remote", "number": None, "clock_s": self.now + at_s - 500.0}
+        link.say(Message("hello", {**told, "version": version or fedasync_version()}), at_s)
+        return link
 
     def restart(self, name: str) -> None:
         self.restarted.append(name)
@@ -168,7 +185,8 @@ class World:
         if not self.accident(name, self._deeds[name]):
             return False
         link.die()
-        self.dead.append(Ended(name, f"{name} ended by signal 9"))
+        if not isinstance(link.receive, Remote):
+            self.dead.append(Ended(name, f"{name} ended by signal 9"))
         return True
 
     def attempt(self, request: Request) -> int:
@@ -185,6 +203,8 @@ class Work:
     name: str
     version: int = 0
     gone: set[int] = field(default_factory=set)
+    behind_s: float = 0.0
+    """Its clock is so far behind the controller's."""
 
     def __call__(self, link: FakeLink, message: Message) -> None:
         world = self.world
@@ -192,7 +212,7 @@ class Work:
             return
         if message.kind == "submit":
             for request in requests_of(message):
-                start_s, seconds = world.now, world.answer_s(request, self.version)
+                start_s, seconds = world.now - self.behind_s, world.answer_s(request, self.version)
                 attempt = world.attempt(request)
                 why = world.fails(request, attempt)
                 world.asked.append((attempt, request))
@@ -210,6 +230,19 @@ class Work:
             link.say(Message("loaded", {"version": self.version, "asked": self.version, "seconds": 0.0}))
         elif message.kind == "stop":
             world.stopped.add(self.name)
+
+
+@dataclass
+class Remote(Work):
+    """A rollout worker of another machine, once it is welcome."""
+
+    def __call__(self, link: FakeLink, message: Message) -> None:
+        if message.kind in ("welcome", "wait", "refused"):
+            self.world.told.setdefault(self.name, []).append(message)
+            if message.kind == "welcome" and self.name not in self.world.silent:
+                link.say(Message("ready", {"version": 0}), 0.5)
+        else:
+            super().__call__(link, message)
 
 
 @dataclass
@@ -274,6 +307,7 @@ def controller(
     prompts: int | None = None,
     epochs: int | None = None,
     processes: ProcessSettings | None = None,
+    say: Callable[[str], object] = lambda line: None,
     **settings: Any,
 ) -> Controller:
     """A controller in this world."""
@@ -287,5 +321,7 @@ def controller(
         state,
         world,  # type: ignore[arg-type]
         world,
+        told_remote={"what": "to do"},
+        say=say,
         clock=world.clock,
     )

@@ -61,8 +61,8 @@ class Cluster:
     A new answer goes to the server with the fewest answers (``least_loaded``) or to the next one. An answer that uses
     tools comes back to its server; with ``prefix_cache`` only what the tool said is prefilled there, unless the weights
     have changed. ``partial_groups`` says what becomes of a group that loses an answer; ``dropped``, whether the prompt
-    of a group that was dropped as too stale is asked again; ``most_attempts`` bounds how often a prompt whose group
-    failed is. ``contention``: what generating and training cost each other, where they share a machine.
+    of a group that was dropped as too stale is asked again; ``most_attempts`` bounds how often a prompt is whose group
+    failed by its own fault. ``contention``: what generating and training cost each other on one machine.
 
     Answers whose lengths have a bound beyond a server's KV cache are refused. Where no bound is known (a lognormal
     without ``most_tokens``), a sequence that is alone on its server may outgrow the cache, and goes on.

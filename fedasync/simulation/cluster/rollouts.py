@@ -195,6 +195,11 @@ class Rollouts:
         if server.is_up:
             self._changed(server, now)
 
+    def until(self, now: float) -> None:
+        """The run ends: what runs has the tokens that it has by now."""
+        for server in self.servers:
+            server.advance(now)
+
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _changed(self, server: RolloutServer, now: float) -> None:

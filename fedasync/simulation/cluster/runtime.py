@@ -133,7 +133,7 @@ class ClusterSimulation:
                 driver.fill(next_s)
             if contends:
                 self.trainer.look()
-        self.trainer.finish()
+        rollouts.until(self.now)
 
     def explain(self) -> str:
         """Who waits for whom, in one line."""

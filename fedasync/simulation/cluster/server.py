@@ -137,9 +137,19 @@ class RolloutServer:
         """Answers that run or wait here."""
         return len(self.ends) + len(self.waiting)
 
-    def prefilled_s(self, now: float) -> float:
-        """Seconds of prefill until now: a prefill is booked whole when it begins."""
-        return self.prefill_s - max(0.0, self.at_s - now)
+    def spent_s(self, now: float) -> tuple[float, float, float, float]:
+        """Seconds of decoding, of prefill, paused and down until now, though nothing has happened for a while.
+
+        A prefill is booked whole when it begins.
+        """
+        since_s = max(0.0, now - self.at_s)
+        decodes = self.is_up and not self.paused and bool(self.ends)
+        return (
+            self.decoding_s + (since_s if decodes else 0.0),
+            self.prefill_s - max(0.0, self.at_s - now),
+            self.paused_s + (since_s if self.is_up and self.paused else 0.0),
+            self.down_s + (0.0 if self.is_up else since_s),
+        )
 
     def has_room(self, context: int, *, evicted: bool = False) -> bool:
         """A sequence of that many tokens may start now; one always may on an empty server.

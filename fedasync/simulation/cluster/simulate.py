@@ -95,9 +95,7 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
     settings, prompts, coordinator = request.settings, request.prompts, simulation.coordinator
     metrics = simulation.trainer.times.table()
     rollouts = rollouts_frame(simulation.answers.columns(simulation.rollouts.servers))
-    shares: Mapping[str, Mapping[str, float | None]] = simulation.trainer.use.shares()
     if settings.warm_up_versions and coordinator.version <= settings.warm_up_versions:
-        shares = {who: dict.fromkeys(parts) for who, parts in shares.items()}
         simulation.note(
             f"the run made {coordinator.version} versions, and its warm-up takes {settings.warm_up_versions}: "
             "throughput, staleness and shares of time are not measured"
@@ -122,7 +120,7 @@ def _finished(request: ClusterRequest, simulation: ClusterSimulation, record: Re
             target=request.target,
             incidents=[asdict(incident) for incident in simulation.incidents],
         ),
-        "shares": shares,
+        "shares": simulation.trainer.use.shares(),
         "gpus": request.cluster.gpus,
         "usd_per_hour": request.cluster.gpus * request.cluster.hardware.usd_per_hour,
     }

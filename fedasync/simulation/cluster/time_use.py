@@ -1,59 +1,30 @@
-"""What the trainer and the servers did with their time."""
+"""What the servers did with their time, up to the last commit, and what trainer and servers did in it."""
 
 from __future__ import annotations
 
-from fedasync.simulation.cluster.cluster import Cluster
+from fedasync.runs.step_times import StepTimes
+from fedasync.runs.time_shares import SERVERS, Shares, time_shares
 from fedasync.simulation.cluster.rollouts import Rollouts
-
-TRAINER = ("training", "syncing", "switching", "waiting", "down")
-SERVERS = ("decoding", "prefilling", "paused", "down", "idle")
 
 
 class TimeUse:
-    """Seconds by what they were spent on, from time 0 or from the last ``start_over`` on."""
+    """Seconds of the servers at two commits, that of the last version of the warm-up and the last of all."""
 
-    def __init__(self, cluster: Cluster, rollouts: Rollouts) -> None:
-        self._servers = rollouts.servers
-        self._from_s = 0.0
-        self._trainer = dict.fromkeys(TRAINER, 0.0)
-        self._before = self._spent(0.0)
-        self._end_s = 0.0
+    def __init__(self, rollouts: Rollouts, times: StepTimes, warm_up_versions: int) -> None:
+        self._servers, self._times, self._warm_up = rollouts.servers, times, warm_up_versions
+        self._before = self._until = self._spent(0.0)
 
-    def trainer(self, what: str, from_s: float, to_s: float) -> None:
-        """The trainer did this from then to then."""
-        self._trainer[what] += max(0.0, to_s - max(from_s, self._from_s))
+    def committed(self, version: int, now: float) -> None:
+        """A version is there."""
+        self._until = self._spent(now)
+        if version == self._warm_up:
+            self._before = self._until
 
-    def start_over(self, now: float) -> None:
-        """What was before counts no more."""
-        self._trainer = dict.fromkeys(TRAINER, 0.0)
-        for server in self._servers:
-            server.advance(now)
-        self._before = self._spent(now)
-        self._from_s = now
-
-    def until(self, now: float) -> None:
-        """The run ends."""
-        for server in self._servers:
-            server.advance(now)
-        self._end_s = now
-
-    def shares(self) -> dict[str, dict[str, float]]:
-        """Shares of the trainer's time, and of servers × time."""
-        whole_s = self._end_s - self._from_s
-        if whole_s <= 0:
-            return {"trainer": dict.fromkeys(TRAINER, 0.0), "servers": dict.fromkeys(SERVERS, 0.0)}
-        trainer = {what: self._trainer[what] / whole_s for what in TRAINER}
-        trainer["waiting"] += max(0.0, 1.0 - sum(trainer.values()))  # since the last step
-        area_s = whole_s * len(self._servers)
-        spent = self._spent(self._end_s)
-        servers = {what: (spent[what] - self._before[what]) / area_s for what in spent}
-        servers["idle"] = max(0.0, 1.0 - sum(servers.values()))
-        return {"trainer": trainer, "servers": servers}
+    def shares(self) -> Shares:
+        """Shares of the trainer's time, and of servers × time, as `time_shares` has them."""
+        spent = {what: self._until[what] - self._before[what] for what in self._until}
+        return time_shares(self._times.table(), spent, len(self._servers), self._warm_up)
 
     def _spent(self, now: float) -> dict[str, float]:
-        return {
-            "decoding": sum(server.decoding_s for server in self._servers),
-            "prefilling": sum(server.prefilled_s(now) for server in self._servers),
-            "paused": sum(server.paused_s for server in self._servers),
-            "down": sum(server.down_s for server in self._servers),
-        }
+        parts = zip(*(server.spent_s(now) for server in self._servers), strict=True)
+        return dict(zip(SERVERS, map(sum, parts), strict=False))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class TrainerSide:
     """What the trainer is at, and how long it has been.
 
-    ``times`` holds what each step took, ``use`` what trainer and servers did with their time.
+    ``times`` holds what each step took, ``use`` tells what trainer and servers did with their time.
     """
 
     def __init__(self, simulation: ClusterSimulation, cluster: Cluster, settings: ClusterSettings, seed: int) -> None:
@@ -38,7 +38,7 @@ class TrainerSide:
             cluster, simulation.rollouts, lambda: simulation.now, simulation.later, simulation.mishaps, self._loaded
         )
         self.times = StepTimes()
-        self.use = TimeUse(cluster, simulation.rollouts)
+        self.use = TimeUse(simulation.rollouts, self.times, settings.warm_up_versions)
         self._step: Step | None = None
         """The step that waits for the trainer, or that it makes."""
         self._training = self._crashed = False
@@ -54,6 +54,7 @@ class TrainerSide:
         self._turn = 0
         """Counts what was foreseen of that work."""
         self._free_since_s = self._training_since_s = self._sync_began_s = self._down_since_s = 0.0
+        self._evaluating_since_s = 0.0
 
     @property
     def holds_up(self) -> bool:
@@ -132,15 +133,13 @@ class TrainerSide:
             self.times.took(now - self._training_since_s)
         metrics = self._learn()
         self._training, self._step = False, None
-        self.use.trainer("training", self._training_since_s, now - self._switch_s)
         self._spent("switching", now - self._switch_s, now)
         self._free_since_s = now
         measured = self._measure(now)
         published = coordinator.published
         events = simulation.driver.commit(now, measured)
         self.times.committed(coordinator, now, metrics)
-        if coordinator.version == self._settings.warm_up_versions:
-            self.use.start_over(now)
+        self.use.committed(coordinator.version, now)
         simulation.mishaps.committed()
         if self._cluster.colocated and coordinator.published == published:
             self._syncing = self._switching = True
@@ -153,15 +152,19 @@ class TrainerSide:
             self._begin()
 
     def _evaluate(self) -> None:
-        """Between two steps, once weights are written; the trainer counts as waiting."""
+        """Between two steps, once weights are written."""
         simulation = self._simulation
         self._evaluation_is_due, self._evaluating = False, True
+        self._spent("waiting", self._free_since_s, simulation.now)
+        self._evaluating_since_s = simulation.now
         crashes = simulation.mishaps.crashes
         simulation.later(self._cluster.trainer.evaluate_s, lambda: self._evaluated(crashes))
 
     def _evaluated(self, crashes: int) -> None:
         if crashes == self._simulation.mishaps.crashes:
             self._evaluating = False
+            self._free_since_s = self._simulation.now
+            self._spent("evaluating", self._evaluating_since_s, self._free_since_s)
             self._begin()
 
     def _drawn(self, seconds: float, version: int) -> float:
@@ -304,27 +307,20 @@ class TrainerSide:
         self._free_since_s = self._sync_began_s = simulation.now
         self._begin()
 
-    def finish(self) -> None:
-        """The run ends."""
-        self._book()
-        self.use.until(self._simulation.now)
-
     def _book(self) -> None:
         """Write down what the trainer is at, up to now, because that ends here."""
         states: Sequence[tuple[bool, str, float]] = (
             (self._crashed, "down", self._down_since_s),
             (self._training, "training", self._training_since_s),
+            (self._evaluating, "evaluating", self._evaluating_since_s),
             (self._switching, "switching", self._free_since_s),
             (self._syncing, "syncing", self._sync_began_s),
             (True, "waiting", self._free_since_s),
         )
         what, since_s = next((what, since_s) for holds, what, since_s in states if holds)
-        if what == "training":  # in vain: the step is made again, if ever
-            self.use.trainer(what, since_s, self._simulation.now)
-            self.times.spent("lost", max(0.0, self._simulation.now - since_s))
-        else:
-            self._spent(what, since_s, self._simulation.now)
+        if what == "training":  # in vain: the step is made again, if ever; or it was still to begin
+            what = "lost" if since_s <= self._simulation.now else "waiting"
+        self._spent(what, since_s, self._simulation.now)
 
     def _spent(self, what: str, from_s: float, to_s: float) -> None:
-        self.use.trainer(what, from_s, to_s)
         self.times.spent(what, to_s - from_s)

@@ -289,7 +289,7 @@ def test_a_run_that_ends_in_its_warm_up_measures_nothing_and_says_so(
         assert set(parts.values()) == {None}
     found.save(tmp_path)
     show_run(tmp_path)
-    assert "not measured: the run ended in its warm-up" in " ".join(capsys.readouterr().out.split())
+    assert "not measured: no version came after the warm-up" in " ".join(capsys.readouterr().out.split())
     report = Report(series="s", figures=())
     (row,) = rollouts_table([found], report).rows(named=True)
     assert row["trainer_waiting"] is None

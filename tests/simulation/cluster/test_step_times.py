@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedasync.core import EveryN, EveryVersion, Strategy
+from fedasync.runs.step_times import PARTS as OTHER
+from fedasync.runs.time_shares import TRAINER
 from fedasync.simulation.cluster import Cluster, Faults
 from fedasync.simulation.cluster.faults import SyncFails, TrainerCrash
 from fedasync.simulation.cluster.runtime import ClusterSimulation
-from fedasync.simulation.cluster.time_use import TRAINER
+from fedasync.simulation.cluster.training import Trainer
 from fedasync.simulation.cluster.weights import Weights
 from fedasync.strategies.rollouts import areal, one_step_overlap, synchronous_rl
 
 from .ideal import cluster, play, prompts
 
 BATCH = 8
-PARTS = ("wait_s", "train_s", "sync_s", "switch_s", "down_s", "lost_s")
+PARTS = ("train_s", *OTHER.values())
 SWITCH_S = 0.2
 COLOCATED = {"generation_gpus": 2, "training_gpus": 2, "colocated": True, "switch_s": SWITCH_S}
 SYNCHRONOUS = synchronous_rl(batch=BATCH)
@@ -59,11 +61,13 @@ def check(simulation: ClusterSimulation) -> dict[str, np.ndarray]:
     assert (parts >= 0).all()
     np.testing.assert_allclose(parts.sum(axis=0), found["step_s"], atol=1e-9)
     assert found["step_s"].sum() == pytest.approx(simulation.now)
-    shares = simulation.trainer.use.shares()["trainer"]
-    sums = dict(zip(PARTS, parts.sum(axis=1), strict=True))
-    sums["train_s"] += sums.pop("lost_s")
-    for what, name in zip(TRAINER, ("train_s", "sync_s", "switch_s", "wait_s", "down_s"), strict=True):
-        assert shares[what] * simulation.now == pytest.approx(sums[name], abs=1e-6), what
+    shares = simulation.trainer.use.shares()
+    assert set(PARTS) == {name for names in TRAINER.values() for name in names}
+    for what, names in TRAINER.items():
+        spent_s = sum(found[name].sum() for name in names)
+        assert shares["trainer"][what] == pytest.approx(spent_s / simulation.now, abs=1e-9), what
+    for parts_of_one in shares.values():
+        assert sum(share or 0.0 for share in parts_of_one.values()) == pytest.approx(1.0)
     return found
 
 
@@ -83,16 +87,21 @@ def test_parts_of_every_step_add_up(name: str) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from(sorted(SYSTEMS)), CRASHES)
-def test_parts_add_up_whenever_the_trainer_crashes(name: str, spans: list[tuple[float, float, bool]]) -> None:
-    """Crashes at any moment and for any time, also anew at the very moment of a restart."""
+@given(st.sampled_from(sorted(SYSTEMS)), CRASHES, st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.15]))
+def test_parts_add_up_whenever_the_trainer_crashes(
+    name: str, spans: list[tuple[float, float, bool]], evaluate_s: float, latency_s: float
+) -> None:
+    """Crashes at any moment and for any time, also anew at the very moment of a restart, or in an evaluation."""
     strategy, knobs = SYSTEMS[name]
     at_s, crashes = 0.0, []
     for after_s, restart_s, keeps_rollouts in spans:
         at_s += after_s
         crashes.append(TrainerCrash(at_s, restart_s, keeps_rollouts))
         at_s += restart_s
-    found = check(play(strategy, of(**knobs), prompts(0.7), versions=6, faults=Faults(trainer_crashes=tuple(crashes))))
+    trainer = Trainer(step_s=0.5, evaluate_s=evaluate_s, latency_s=latency_s)
+    faults = Faults(trainer_crashes=tuple(crashes))
+    of_this = of(**knobs, trainer=trainer)
+    found = check(play(strategy, of_this, prompts(0.7), versions=6, evaluate_every=2, faults=faults))
     over_s = found["step_s"].sum()
     before = [crash for crash in crashes if crash.at_s + crash.restart_s < over_s]
     assert found["down_s"].sum() >= sum(crash.restart_s for crash in before) - 1e-9
@@ -114,6 +123,7 @@ def test_of_a_crash_a_step_has_the_time_down_and_the_part_that_is_lost(at_s: flo
     expected = {**parts, "train_s": 0.5, "switch_s": SWITCH_S, "sync_s": 0.0}
     if at_s < 1.0:
         expected["wait_s"] = at_s  # what it waited for is there when it is back
+    expected |= dict.fromkeys(("save_s", "evaluate_s", "measure_s"), 0.0)
     assert {name: found[name][0] for name in PARTS} == pytest.approx(expected)
 
 
@@ -131,3 +141,24 @@ def test_retries_of_a_sync_are_sync() -> None:
     faults = Faults(sync_fails=SyncFails(1.0, timeout_s=0.2, retry_s=0.1, most_retries=2))
     found = check(play(SYNCHRONOUS, of(), prompts(0.5), versions=4, faults=faults))
     np.testing.assert_allclose(found["sync_s"], [0.0, *[3 * 0.2 + 2 * 0.1] * 3], atol=1e-9)
+
+
+def test_an_evaluation_is_no_waiting() -> None:
+    """Every second version is followed by 0.4 s of evaluation, beside which generation (1 s) goes on."""
+    trainer = Trainer(step_s=0.5, evaluate_s=0.4)
+    weights = Weights(transfer=False)
+    simulation = play(SYNCHRONOUS, of(trainer=trainer, weights=weights), prompts(0.0), versions=5, evaluate_every=2)
+    found = check(simulation)
+    np.testing.assert_allclose(found["evaluate_s"], [0.0, 0.0, 0.4, 0.0, 0.4], atol=1e-9)
+    np.testing.assert_allclose(found["wait_s"], [1.0, 1.0, 0.6, 1.0, 0.6], atol=1e-9)
+    assert simulation.now == pytest.approx(5 * 1.5)  # the last version is not waited for
+
+
+def test_an_evaluation_in_which_the_trainer_dies_counts_until_then() -> None:
+    """Version 1 at 1.5 s, an evaluation from there on, a crash 0.1 s later for 1 s."""
+    faults = Faults(trainer_crashes=(TrainerCrash(1.6, 1.0, keeps_rollouts=True),))
+    of_this = of(trainer=Trainer(step_s=0.5, evaluate_s=0.4), weights=Weights(transfer=False))
+    found = check(play(SYNCHRONOUS, of_this, prompts(0.0), versions=2, evaluate_every=1, faults=faults))
+    assert found["evaluate_s"][1] == pytest.approx(0.1)
+    assert found["down_s"][1] == pytest.approx(1.0)
+    assert found["wait_s"][1] == pytest.approx(0.0, abs=1e-9)  # what it waited for came while it was down
