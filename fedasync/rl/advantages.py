@@ -182,6 +182,12 @@ def _flat(found: list[list[Float64]], chosen: list[list[NDArray[np.bool_]]]) -> 
     return np.concatenate([np.zeros(0), *parts])
 
 
+def equal_groups(groups: Sequence[Group]) -> int:
+    """Groups of several answers that earned the same, which have nothing to tell apart."""
+    rewards = (group.rewards for group in groups)
+    return sum(len(each) > 1 and bool((each == each[0]).all()) for each in rewards)
+
+
 def _stats(
     groups: Sequence[Group], found: list[list[Float64]], chosen: list[list[NDArray[np.bool_]]]
 ) -> dict[str, float]:
@@ -191,7 +197,7 @@ def _stats(
     return {
         "groups": len(groups),
         "groups_of_one": sum(len(each) == 1 for each in rewards),
-        "groups_equal": sum(len(each) > 1 and bool((each == each[0]).all()) for each in rewards),
+        "groups_equal": equal_groups(groups),
         "groups_short": sum(len(group.trajectories) < group.asked for group in groups),
         "answers_missing": sum(group.asked - len(group.trajectories) for group in groups),
         "reward_mean": float(every.mean()) if len(every) else 0.0,

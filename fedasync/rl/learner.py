@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedasync.rl.advantages import Advantages, advantages
+from fedasync.rl.advantages import Advantages, advantages, equal_groups
 from fedasync.rl.batch import Answers, Batch, answers_of
 from fedasync.rl.denominators import token_weights
 from fedasync.rl.diagnostics import combined
@@ -68,8 +68,8 @@ class Learner:
     so that a ratio of log-probabilities tells what training has changed. Alone (no ``accelerator``) it computes where
     ``problem.policy`` made the module. With an ``accelerate.Accelerator`` of several processes, DDP or FSDP, every rank
     gets the same groups and trains its share of each minibatch's micro-batches; gradients are summed, so that ranks
-    change nothing but rounding. Every rank must call every method. Trackers of the accelerator
-    (``log_with``) are given the metrics of each version.
+    change nothing but rounding. Every rank must call every method. Trackers of the accelerator that were started
+    (``placement.accelerator_of``) are given the metrics of each version.
     """
 
     def __init__(self, problem: Problem, seed: int, *, accelerator: Accelerator | None = None) -> None:
@@ -84,8 +84,6 @@ class Learner:
         self._stats = stat_names(problem.objective)
         self._order = Stream(seed, "minibatches")
         self._held_out: HeldOut | None = None
-        if accelerator is not None and accelerator.log_with and not accelerator.trackers:
-            accelerator.init_trackers("fedasync")
 
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Train the next version on a batch of groups; what came of it.
@@ -196,6 +194,7 @@ class Learner:
             away = self._reference
             reference, _ = self._looked_at(answers, epochs[0], away, away.module)
             if objective.option("kl_in") == "reward":
+                told["groups_equal"] = equal_groups(groups)  # as they were earned
                 groups, told["kl_reference"] = penalised(groups, reference, objective)
                 reference = None
         found: Advantages = advantages(groups, objective, values)

@@ -229,6 +229,11 @@ class Objective:
                 "objective: kl_estimator = 'k1' in the loss has a gradient whose mean is 0; 'k2' or 'k3', or kl_in = "
                 "'reward', would do"
             )
+        if self.kl_in == "reward" and self.advantages == "grpo":
+            raise ValueError(
+                "objective: kl_in = 'reward' with advantages = 'grpo': a group's deviation divides kl_coefficient away "
+                "where rewards are equal; kl_in = 'loss', or advantages = 'dr_grpo', 'rloo', 'opo' or 'gae', would do"
+            )
         if self.advantages != "gae":
             for name in ("gamma", "gae_lambda", "value_coefficient", "value_clip"):
                 if getattr(self, name) is not None:

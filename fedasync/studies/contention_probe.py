@@ -21,7 +21,6 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from fedasync.report.rollout_numbers import workers_of
 from fedasync.runs.run import write
 from fedasync.studies.errors import StudyError
 from fedasync.studies.rollout_fits import Floats, Mean
@@ -69,7 +68,9 @@ def probe(config: Mapping[str, Any], where: str) -> Probed:
         raise StudyError(
             f"{where}: a probe needs the [task] and the [processes] of a real run; a simulated one has none"
         )
-    workers = workers_of(config["processes"])
+    if config["processes"].get("remote_workers"):
+        raise StudyError(f"{where}: a probe measures one machine, and this run has workers on others; leave it out")
+    workers = int(config["processes"].get("workers", 1))
     batch, most = _batch(config), int(config["processes"].get("max_running", 64))
     told = {
         "tables": {table: config[table] for table in TABLES if table in config},

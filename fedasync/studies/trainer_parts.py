@@ -85,6 +85,11 @@ def _refuse(parts: TrainerParts) -> None:
         raise ValueError(f"prompts: epochs = {prompts.epochs} of a task without end; prompts in [task] would do")
     if (refusal := parts.problem.refusal(prompts.answers)) is not None:
         raise ValueError(refusal)
+    if processes.remote_workers and parts.problem.optimiser.trainable != "all":
+        raise ValueError(
+            f"processes: remote_workers with optimiser.trainable = {parts.problem.optimiser.trainable}: frozen weights "
+            "do not travel, and those of another machine may differ; trainable = 'all' would do"
+        )
     if isinstance(least, AllowShort) and least.least > prompts.answers:
         raise ValueError(
             f"processes: allow_short with least = {least.least} of groups of {prompts.answers} answers "

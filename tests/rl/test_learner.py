@@ -79,7 +79,8 @@ def test_the_micro_batch_budget_changes_nothing(
     budget: int, control: bool, aggregate: Any, loss: Any, minibatches: int, kl: dict[str, Any]
 ) -> None:
     """Weights and every metric, up to rounding."""
-    objective = Objective(loss=loss, aggregate=aggregate, advantages="gae" if control else "grpo", **kl)
+    compared: Any = "gae" if control else "rloo" if "kl_in" in kl else "grpo"
+    objective = Objective(loss=loss, aggregate=aggregate, advantages=compared, **kl)
     optimiser = replace(SGD, minibatches=minibatches, learning_rate=0.1)
     whole, cut = (
         Learner(double(control, objective=objective, optimiser=replace(optimiser, microbatch_tokens=tokens)), 0)
@@ -175,6 +176,8 @@ def test_a_penalty_in_the_reward_is_that_reward(estimator: Any) -> None:
     assert_close(learner.weights(), plain.weights(), rtol=1e-5, atol=1e-6)
     assert told["reward_mean"] > expected["reward_mean"], "what is told is what was earned"
     assert told["kl_reference"] != 0
+    equal = groups(5, reward=1.0)
+    assert learner.train(equal)["groups_equal"] == len(equal), "as they were earned"
 
 
 def test_tokens_without_a_log_probability_are_not_penalised() -> None:
@@ -182,7 +185,7 @@ def test_tokens_without_a_log_probability_are_not_penalised() -> None:
     unknown = replace(
         found[0], trajectories=tuple(replace(each, log_probs=each.log_probs * np.nan) for each in found[0].trajectories)
     )
-    objective = Objective(kl_coefficient=0.25, kl_in="reward")
+    objective = Objective(advantages="rloo", kl_coefficient=0.25, kl_in="reward")
     shaped, mean = penalised([unknown], torch.zeros(sum(map(len, unknown.trajectories))), objective)
     assert shaped[0].trajectories == unknown.trajectories
     assert mean == 0
@@ -420,6 +423,7 @@ def test_through_accelerate_alone_nothing_changes(tmp_path: Path, precision: Any
             project_dir=tmp_path,
             gradient_accumulation_steps=3,
         )
+        accelerator.init_trackers("test")
         learner = Learner(problem(optimiser=optimiser), 0, accelerator=accelerator)
         told = [learner.train(groups(seed)) for seed in range(2)]
         assert told == [plain.train(groups(seed)) for seed in range(2)]

@@ -82,6 +82,7 @@ def test_presets_are_plain_values_of_the_decoupled_loss() -> None:
         ({"kl_coefficient": -1.0}, "kl_coefficient must be a finite number ≥ 0, got -1.0"),
         ({"kl_estimator": "k3"}, "kl_estimator = 'k3' says nothing with kl_coefficient = 0"),
         ({"kl_in": "reward"}, "kl_in = 'reward' says nothing with kl_coefficient = 0"),
+        ({"kl_coefficient": 0.1, "kl_in": "reward"}, "a group's deviation divides kl_coefficient away"),
         ({"kl_coefficient": 0.1, "kl_estimator": "k1"}, "kl_estimator = 'k1' in the loss has a gradient whose mean is"),
         ({"kl_coefficient": 0.1, "kl_estimator": "k4"}, "kl_estimator must be 'k1' or 'k2' or 'k3', got 'k4'"),
         ({"missing": "zero"}, "missing must be 'neutral' or 'mask', got 'zero'"),

@@ -104,6 +104,15 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert not list(folder.rglob("progress"))
 
 
+def test_frozen_weights_that_other_machines_may_have_otherwise_are_refused(folder: Path, fedasync: Command) -> None:
+    remote = '[processes]\nremote_workers = 1\nlisten = "127.0.0.1:7777"\nchannel = "distributed"'
+    frozen = ("learning_rate = 1e-3", "learning_rate = 1e-3\ntrainable = 1")
+    (folder / "e.toml").write_text(changed(REAL, ("[processes]\nworkers = 1", remote), frozen))
+    end = fedasync("run", "e.toml")
+    assert end.status == 2
+    assert "remote_workers with optimiser.trainable = 1: frozen weights do not travel" in end.complaint
+
+
 @pytest.mark.parametrize(("tracker", "package"), [("wandb", "wandb"), ("comet_ml", "comet-ml")])
 def test_a_tracker_that_is_not_installed_is_told_before_anything_starts(
     experiment: Path, fedasync: Command, monkeypatch: pytest.MonkeyPatch, tracker: str, package: str
