@@ -19,7 +19,7 @@ from fedasync.rl.batch import Answers, Batch, answers_of
 from fedasync.rl.denominators import token_weights
 from fedasync.rl.diagnostics import combined
 from fedasync.rl.divergence import HeldOut
-from fedasync.rl.learner_metrics import about, joined, stat_names
+from fedasync.rl.learner_metrics import about, about_critic, joined, stat_names
 from fedasync.rl.learner_state import restored, saved
 from fedasync.rl.microbatches import microbatches
 from fedasync.rl.optimiser import choose_trainable
@@ -205,6 +205,8 @@ class Learner:
         if old_values is not None:
             keep = np.delete(np.arange(len(old_values)), np.cumsum(answers.lengths + 1) - 1)
             old_values = old_values[torch.as_tensor(keep, device=old_values.device)]
+            if returns is not None:
+                told |= about_critic(returns[answers.generated], old_values[answers.generated])
         return _Batch(answers, joined, returns, old_values, proximal, reference), found.stats | told
 
     def _looked_at(

@@ -10,6 +10,8 @@ import numpy as np
 from fedasync.rl.diagnostics import combined
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedasync.rl.objective import Objective
     from fedasync.rl.trajectory import Trajectory
 
@@ -28,6 +30,18 @@ def about(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
         "token_staleness_mean": float(ages.mean()) if len(ages) else 0.0,
         "token_staleness_max": float(ages.max()) if len(ages) else 0.0,
     }
+
+
+def about_critic(returns: Tensor, values: Tensor) -> dict[str, float]:
+    """How well values [n] foretold returns [n] before the version: 1 − Var(returns − values) / Var(returns).
+
+    ``explained_variance`` is not told where all returns are the same.
+    """
+    told = {"return_mean": float(returns.mean()), "value_mean": float(values.mean())}
+    spread = float(returns.var(correction=0))
+    if spread > 0:
+        told["explained_variance"] = 1 - float((returns - values).var(correction=0)) / spread
+    return told
 
 
 def joined(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedasync.studies.calibrate_clients import calibrate as calibrate_clients
 from fedasync.studies.errors import StudyError
+from fedasync.studies.out_folder import check_out
 from fedasync.studies.run_folders import one_strategy, opened, rollout_runs
 
 
@@ -17,6 +18,8 @@ def calibrate(runs: Sequence[Path], out: Path | None, *, probe: bool = False) ->
     ``probe``: of runs on prompts, contention is measured on this machine. Raises StudyError.
     """
     recorded = opened(runs)
+    if out is not None:
+        check_out(out)
     if not rollout_runs(recorded):
         if probe:
             raise StudyError("--probe measures what generating and training cost each other; clients do neither")

@@ -19,8 +19,11 @@ RESULTS = (STUDY, PREDICTED, "summary.json")
 """Files by which a folder is one of results."""
 
 
-def check_out(folder: Path, study: Study) -> None:
-    """Raise StudyError where a file is in the way, and where something else lies in the folder."""
+def check_out(folder: Path, study: Study | None = None) -> None:
+    """Raise StudyError where a file is in the way, and where something else lies in the folder, also another study's.
+
+    Without a study, any results are.
+    """
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             within = "" if path == folder else f", so nothing can be written to {folder}"
@@ -29,7 +32,7 @@ def check_out(folder: Path, study: Study) -> None:
         return
     if (folder / STUDY).is_file():
         name = recall(folder).get("name")
-        if name != study.name:
+        if study is not None and name != study.name:
             raise StudyError(
                 f"{folder} has the results of {name!r}, and these are of {study.name!r}; another one (--out) would do"
             )

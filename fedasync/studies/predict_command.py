@@ -17,6 +17,7 @@ from fedasync.studies.command import console_for_tables
 from fedasync.studies.compare_rollouts import Side
 from fedasync.studies.errors import StudyError
 from fedasync.studies.execute import jobs, perform
+from fedasync.studies.out_folder import check_out
 from fedasync.studies.predicted_changes import check_changes, of_changes
 from fedasync.studies.publish import describe, load_runs, remember
 from fedasync.studies.run_folders import name_of, one_strategy, opened, rollout_runs
@@ -41,6 +42,7 @@ def predict(runs: Sequence[Path], changes: Sequence[str], out: Path | None, *, p
     one_strategy(recorded)
     check_changes(recorded[0].config.get("strategy"), changes)
     folder = out or Path("results") / "predicted" / Path(name_of(recorded[0])).name
+    check_out(folder)
     words = [*map(str, runs), *(word for change in changes for word in ("--set", change)), *(["--probe"] * probe)]
     command = shlex.join(["fedasync", "predict", *words])
     calibrate_rollouts(recorded, folder, command, probes=probe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,16 +132,25 @@ def decode(seconds: Floats, running: Floats, context: Floats, loop_s: Floats, lo
 
 
 def prefill(seconds: Floats, tokens: Floats, iteration: Line) -> Line:
-    """Of calls of prefill. Where their sizes do not tell a call's own share, it is what an iteration has of its own.
-
-    Both go through the model's layers once (ours).
+    """Of calls of prefill. Unless sizes tell it to be less, a call's own share is at least what an iteration has of its
+    own, and that where sizes tell nothing: both go through the model's layers once (ours).
     """
     found = line(seconds, tokens=tokens)
-    if not found.count or found["tokens"] > 2 * found.standard_errors.get("tokens", 0.0):
+    least_s = min(iteration["one"], found.mean)
+    if not found.count or found["one"] + 2 * _constant_error(found, tokens) < least_s:
         return found
-    call_s = min(iteration["one"], found.mean)
-    token_s = (found.mean - call_s) / float(tokens.mean())
-    return Line({"one": call_s, "tokens": token_s}, {}, found.count, found.mean, found.spread)
+    more = line(seconds - least_s, tokens=tokens)
+    if more["tokens"] > 2 * more.standard_errors.get("tokens", 0.0):
+        call_s, token_s, errors = least_s + more["one"], more["tokens"], more.standard_errors
+    else:
+        call_s, token_s, errors = least_s, (found.mean - least_s) / float(tokens.mean()), {}
+    return Line({"one": call_s, "tokens": token_s}, errors, found.count, found.mean, more.spread)
+
+
+def _constant_error(found: Line, x: Floats) -> float:
+    """Standard error of a line's constant, also of one at its bound of 0; infinite where ``x`` does not vary."""
+    spread = float(((x - x.mean()) ** 2).sum())
+    return found.spread * sqrt(1 / len(x) + x.mean() ** 2 / spread) if spread > 0 else inf
 
 
 def _groups(running: Floats) -> list[NDArray[np.int64]]:

@@ -51,7 +51,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     if summary["targets"]:
         tables.append(_targets(summary["targets"], summary["best"]))
     if summary["final"]:
-        tables.append(_pairs("final metrics", {k: _number(v) for k, v in summary["final"].items()}))
+        tables.append(_metrics(summary["final"]))
     if summary.get("closed_forms"):
         tables.append(_closed_forms(summary["closed_forms"]))
     if "privacy" in summary:
@@ -97,6 +97,14 @@ def _staleness(staleness: dict[str, Any]) -> Table:
 def _pairs(title: str, values: dict[str, str]) -> Table:
     table = Table(*values, title=title)
     table.add_row(*values.values())
+    return table
+
+
+def _metrics(final: dict[str, float | None]) -> Table:
+    """A row each: a run on prompts has some fifty."""
+    table = Table("metric", "value", title="final metrics")
+    for name, value in final.items():
+        table.add_row(name, _number(value))
     return table
 
 

@@ -72,6 +72,7 @@ def test_it_learns_what_answers_are_worth() -> None:
     values = learner.policy.score(learner.policy.module, batch, 1.0).values
     assert values is not None
     assert (values[:, :-1][batch.generated] - 1).abs().max() < 0.25
+    assert learner.train(found)["value_mean"] == pytest.approx(1, abs=0.2)
 
 
 def test_at_zero_it_gives_the_advantages_of_no_critic() -> None:

@@ -182,6 +182,18 @@ def test_calls_of_one_size_are_told_apart_by_what_an_iteration_has_of_its_own() 
     assert (told["one"], told["tokens"]) == pytest.approx((0.02, 1e-4))
 
 
+def test_a_call_is_no_quicker_than_an_iteration_of_nothing() -> None:
+    """Calls of nearly one size, a few smaller by chance quick: least squares would have all of it by the token."""
+    iteration = line(np.linspace(0.003, 0.007, 9), running=np.arange(1.0, 10.0))
+    tokens = np.array([64.0] * 14 + [60.0] * 2 + [56.0])
+    assert line(1e-4 * tokens, tokens=tokens)["one"] == pytest.approx(0, abs=1e-12)
+    noisy = 1e-4 * tokens * np.linspace(0.95, 1.05, 17)
+    found = prefill(noisy, tokens, iteration)
+    assert found["one"] >= iteration["one"]
+    assert found.at(tokens=64.0) == pytest.approx(0.0064, rel=0.02)
+    assert found.at(tokens=900.0) < 0.06
+
+
 def test_steps_in_a_window_are_timed_whole() -> None:
     """Steps of 2 s in a window of 7 s: three of them end in time."""
     now = [0.0]

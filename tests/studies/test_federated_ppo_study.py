@@ -235,7 +235,7 @@ def test_the_page_runs_as_it_stands(fedasync: Command, study: Path) -> None:
 
 def test_the_shipped_study_can_be_built() -> None:
     plans = list(load(Path(__file__).parents[2] / "sims" / "federated_ppo.toml").plans())
-    assert len(plans) == 3 * 3
+    assert len(plans) == 3 * 5
     for plan in plans:
         assert made(plan.config).client_samples() == [64] * 8
         assert isinstance(build(plan.config, "here"), Parts)

@@ -204,3 +204,15 @@ def test_the_tables_of_a_run_give_the_shares_that_the_simulation_counted(
     for what in SHARES_OF_SERVERS if exact else ("idle",):
         assert found["servers"][what] == pytest.approx(counted["servers"][what], abs=1e-9 if exact else 2e-3), what
     assert (numbers(run)[TRAINER], numbers(run)[SERVERS]) == (counted["trainer"]["waiting"], counted["servers"]["idle"])
+
+
+def test_a_foreign_folder_is_not_written_into(room: Path, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    (tmp_path / "afile").write_text("")
+    for out, said in (("foreign", "has 'notes.txt' in it"), ("afile", "is a file")):
+        with pytest.raises(StudyError, match=said):
+            predict([room / "run"], [], tmp_path / out)
+        with pytest.raises(StudyError, match=said):
+            calibrate([room / "run"], tmp_path / out)
+    assert [each.name for each in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
