@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 
 from rich.console import Console
 
 from fedasync.studies.errors import StudyError
-from fedasync.studies.signals import left_on_signals
+from fedasync.studies.signals import SignalExit, left_on_signals
 from fedasync.studies.worker_engine import engine
 from fedasync.trainer.addresses import host_and_port
 from fedasync.trainer.keys import KEY_VARIABLE, key_of_environment, key_of_file
@@ -26,8 +26,11 @@ def serve_runs(address: str, key_file: Path | None, runs: int | None, patience_s
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     console = Console(soft_wrap=True)
+    if isnan(patience_s):
+        raise StudyError("rollout-worker: --patience-s is nan; a number ≥ 0 would do")
     try:
-        host_and_port(address)
+        if not host_and_port(address)[1]:
+            raise ValueError("port 0 is where a run may listen, and nobody connects")
     except ValueError:
         raise StudyError(f"rollout-worker: got {address!r}; HOST:PORT, as the run says it, would do") from None
     try:
@@ -48,6 +51,6 @@ def serve_runs(address: str, key_file: Path | None, runs: int | None, patience_s
             worker.serve(inf if runs is None else runs)
     except (LinkError, CannotWorkError) as error:
         raise StudyError(str(error), 1) from None
-    except (KeyboardInterrupt, SystemExit):
-        say("ended; the run's other workers go on")
+    except (KeyboardInterrupt, SignalExit):
+        say("ended")
     return 0

@@ -9,15 +9,19 @@ from types import FrameType
 from typing import NoReturn
 
 
+class SignalExit(SystemExit):
+    """A signal ends the program, and not what it runs."""
+
+
 @contextmanager
 def left_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the program as Ctrl-C does, so that ``with`` blocks are left.
 
-    Only where nobody else handles them. For the main thread.
+    Only where nobody else handles them. For the main thread, in which SignalExit is raised.
     """
 
     def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+        raise SignalExit(128 + number)
 
     before = {
         number: signal.signal(number, leave)

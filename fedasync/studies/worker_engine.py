@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from fedasync.studies.errors import StudyError
+from fedasync.studies.signals import SignalExit
+
 if TYPE_CHECKING:
     from fedasync.rl.engine import Engine
     from fedasync.rl.language_policy import LanguagePolicy
@@ -11,7 +14,19 @@ if TYPE_CHECKING:
 
 
 def engine(settings: ChildSettings) -> Engine:
-    """Of the problem that the settings describe. Raises ValueError for one that cannot be, ServerError."""
+    """Of the problem that the settings describe.
+
+    Raises ValueError for one that cannot be, StudyError also where a user's code raises SystemExit; ServerError.
+    """
+    try:
+        return _engine(settings)
+    except SignalExit:
+        raise
+    except SystemExit as error:
+        raise StudyError(f"{settings.where}: the user's code raised SystemExit: {error}") from None
+
+
+def _engine(settings: ChildSettings) -> Engine:
     from fedasync.rl.engines import engine_of
     from fedasync.studies.build import build_problem
 

@@ -193,6 +193,7 @@ class Attendance:
                 worker.heard_s = now_s
                 self.kill(worker, why)
             elif worker.remote and worker.link is not None and not worker.ready:
+                # Only once the run has begun: before, the whole run stalls within the same limit, and first.
                 limit_s = self._settings.start_timeout_s
                 if now_s - worker.heard_s > limit_s:
                     self.kill(worker, f"has not made its engine within {limit_s:g} s")

@@ -33,18 +33,20 @@ def serve_with(engine: Engine, settings: ChildSettings, link: Link) -> bool:
     """A rollout worker with its weight channel, until ``stop`` or the controller's end; whether it was told to stop."""
     from fedasync.trainer.worker import serve
 
-    channel = settings.channel.reader()
     try:
-        return serve(
-            engine,
-            link,
-            channel,
-            pulse_s=settings.pulse_s,
-            iterations_s=settings.iterations_s,
-            load_timeout_s=settings.load_timeout_s,
-        )
+        channel = settings.channel.reader()
+        try:
+            return serve(
+                engine,
+                link,
+                channel,
+                pulse_s=settings.pulse_s,
+                iterations_s=settings.iterations_s,
+                load_timeout_s=settings.load_timeout_s,
+            )
+        finally:
+            channel.close()
     finally:
-        channel.close()
         if (close := getattr(engine, "close", None)) is not None:  # of one that talks to a server
             close()
 

@@ -18,7 +18,7 @@ from fedasync.core import Strategy
 from fedasync.rl.group_driver import GroupDriver
 from fedasync.trainer.attendance import Attendance, Processes, TrainerFailedError
 from fedasync.trainer.crew import Crew, Worker
-from fedasync.trainer.link import EOF, Link, Listener
+from fedasync.trainer.link import EOF, Link, Listener, Received
 from fedasync.trainer.messages import Message, finished_of, save, stop
 from fedasync.trainer.run_state import RunState
 from fedasync.trainer.session import Session, Told
@@ -26,6 +26,8 @@ from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettin
 
 HOPELESS = ("stalled", "nothing")
 """How ``ended`` begins of runs that somebody keeps waiting."""
+SEE_OFF_S = 5.0
+"""How long workers may take to leave when the run has ended."""
 LOOK_S = 0.25
 """How long the loop waits at most before it looks at the clock and at processes."""
 
@@ -102,10 +104,7 @@ class Controller:
             for link, received in self._listener.poll(self._patience_s()):
                 self._look_at_the_clock()
                 self._ring()  # what came after its time came after its time
-                if received is EOF:
-                    self._gone(link)
-                else:
-                    self._receive(link, received)
+                self._hear(link, received)
                 if self.driver.ended:
                     break
             self._look_at_the_clock()
@@ -137,26 +136,42 @@ class Controller:
         """The trainer saves, and everybody is told to stop; False where it died, and the run goes on once more.
 
         What is on its way, evaluations and checkpoints, is waited for; what is saved is one version ahead where the run
-        ended while the trainer made a step. Raises TrainerFailedError where nothing comes.
+        ended while the trainer made a step. What others say meanwhile is heard only where the run goes on. Raises
+        TrainerFailedError where nothing comes.
         """
         if (trainer := self.attendance.trainer) is None:
+            self.crew.stop()
             return True
         trainer.send(save(str(folder)))
         until_s = self._clock() + timeout_s
+        unheard: list[tuple[Link, Received]] = []
         while True:
-            for link, received in self._listener.poll(LOOK_S):
+            arrived = iter(self._listener.poll(LOOK_S))
+            for link, received in arrived:
                 if link is not trainer:
+                    unheard.append((link, received))
                     continue
                 if received is EOF:
                     self._gone(link)
+                    for each in (*unheard, *arrived):
+                        self._hear(*each)
                     return False
                 if received.kind == "saved" and received.header["folder"] == str(folder):
-                    trainer.send(stop())
                     self.crew.stop()
+                    self._see_off([each for each, said in unheard if said is EOF])
+                    trainer.send(stop())
                     return True
                 self._receive(link, received)
             if self._clock() > until_s:
                 raise TrainerFailedError(f"the trainer has not saved {folder} within {timeout_s:g} s")
+
+    def _see_off(self, gone: Sequence[Link]) -> None:
+        """Until the workers have left that were told to stop: one may still be getting weights from the trainer."""
+        gone, until_s = list(gone), self._clock() + SEE_OFF_S
+        while self._clock() < until_s:
+            if all(any(worker.link is each for each in gone) for worker in self.crew.ready):
+                return
+            gone += [link for link, received in self._listener.poll(LOOK_S) if received is EOF]
 
     def explain(self) -> str:
         """Who waits for whom, in one line."""
@@ -238,6 +253,12 @@ class Controller:
 
     # -- what is said ------------------------------------------------------------------------------------------
 
+    def _hear(self, link: Link, received: Received) -> None:
+        if received is EOF:
+            self._gone(link)
+        else:
+            self._receive(link, received)
+
     def _receive(self, link: Link, message: Message) -> None:
         """Do what a message says."""
         if message.kind == "hello":
@@ -267,7 +288,7 @@ class Controller:
                 if not self.crew.load_again(worker):
                     self.attendance.kill(worker, "could not get the weights")
             case "pulse":
-                pass
+                worker.pulse(message.header["clock_s"], self._clock())
             case kind:
                 raise TrainerFailedError(f"{worker} said {kind!r}, which no worker says")
 

@@ -35,6 +35,11 @@ class Worker:
     failed_loads: int = 0
     """In a row."""
 
+    def pulse(self, clock_s: float, now_s: float) -> None:
+        """Its clock said ``clock_s`` when it sent this: of what was under way the shortest tells the clocks apart."""
+        if self.link is not None and not self.link.local:
+            self.offset_s = min(self.offset_s, now_s - clock_s)
+
     def __str__(self) -> str:
         return f"worker {self.number}" + (" (remote)" if self.remote else "")
 
@@ -152,7 +157,9 @@ class Crew:
         return worker.failed_loads <= MOST_FAILED_LOADS
 
     def stop(self) -> None:
-        self._tell(stop())
+        """Also those that are still making their engines, or have just said that they are ready."""
+        for worker in self.workers:
+            self._send(worker, stop())
 
     def _tell(self, message: Message) -> None:
         for worker in self.ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from pathlib import Path
 
 KEY_VARIABLE = "FEDASYNC_AUTHKEY"
@@ -19,19 +20,31 @@ def key_of_environment() -> bytes | None:
 
 
 def key_of_file(path: Path) -> bytes:
-    """Raises ValueError for what is no key, OSError where nothing can be read."""
-    return _key(path.read_text("ascii", "replace"), str(path))
+    """Raises ValueError for what is no key, or one that others may read; OSError where nothing can be read."""
+    with path.open(encoding="ascii", errors="replace") as file:
+        key, mode = _key(file.read(), str(path)), os.fstat(file.fileno()).st_mode & 0o777
+    if mode & 0o077:
+        raise ValueError(f"{path} is open to others (mode {mode:o}); chmod 600 {shlex.quote(str(path))} would do")
+    return key
 
 
 def kept_key(path: Path) -> bytes:
-    """The file's key; where there is no file, a new one is drawn and written, for its owner alone."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    """The file's key; where there is no file, a new one is drawn and written, for its owner alone.
+
+    The file is there in full or not at all, whenever this process, or another that does the same, is killed.
+    """
+    if path.exists():
         return key_of_file(path)
     key = secrets.token_bytes(32)
-    with os.fdopen(file, "w") as opened:
-        opened.write(f"{key.hex()}\n")
+    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{key.hex()}\n")
+        os.link(draft, path)
+    except FileExistsError:  # another process was faster
+        return key_of_file(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return key
 
 

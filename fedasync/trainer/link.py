@@ -1,11 +1,12 @@
 """Connections that carry messages, of which neither end ever waits for the other.
 
 ``multiprocessing.connection`` gives the mutual proof of the key and the waiting for many; nothing is pickled. What goes
-over TCP is not encrypted: the key keeps strangers out, not listeners.
+over TCP is not encrypted: the key keeps strangers out, not who listens to the traffic, or relays it.
 """
 
 from __future__ import annotations
 
+import hmac
 import queue
 import secrets
 import socket
@@ -13,8 +14,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
@@ -25,9 +26,14 @@ from fedasync.trainer.messages import Message, decoded, encoded_head
 
 HANDSHAKE_S = 10.0
 """A peer that proves the key later is none."""
+PROVING = 64
+"""How many may be about to prove the key to a listener at the same time; who comes beyond them is hung up on."""
 CHUNK_BYTES, CHUNKS = 1 << 20, 32
 """What is read at a time, and how often before others have their turn."""
 AGAIN_S = 0.05
+
+LISTENS, CONNECTS = b"listens", b"connects"
+"""Each end proves the key of its own role, so that no end's proof is good for another of its kind."""
 
 _LENGTH = struct.Struct("<Q")
 
@@ -177,6 +183,7 @@ class Listener:
         self._new: deque[Link] = deque()
         self._woken, self._wake = socket.socketpair()
         self._closed = False
+        self._room = threading.Semaphore(PROVING)
         threading.Thread(target=self._accept, name=f"listener at {self.address}", daemon=True).start()
 
     def __enter__(self) -> Listener:
@@ -232,25 +239,37 @@ class Listener:
         while not self._closed:
             try:
                 connection, peer = self._socket.accept()
-            except OSError:
-                return  # closed
-            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else self.address
+            except OSError:  # closed; or who came has gone already, or there are too many files
+                time.sleep(AGAIN_S)
+                continue
+            self._meet(connection, f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else self.address)
+
+    def _meet(self, connection: socket.socket, name: str) -> None:
+        """Somebody has connected, and proves the key in a thread of its own."""
+        if not self._room.acquire(blocking=False):
+            connection.close()
+            return
+        try:
             kept_alive(connection)
             threading.Thread(target=self._let_in, args=(connection, name), daemon=True).start()
+        except (OSError, RuntimeError):  # it has gone already, or no thread can be started
+            connection.close()
+            self._room.release()
 
     def _let_in(self, connection: socket.socket, name: str) -> None:
         try:
-            _prove(connection, self.authkey, HANDSHAKE_S, first=True)
-        except LinkError as error:
+            _prove(connection, self.authkey, HANDSHAKE_S, LISTENS)
+            link = Link(connection, name)
+        except RuntimeError as error:  # a LinkError, or no thread can be started
             connection.close()
             if isinstance(error, WrongKeyError):
                 self._turned_away(name)
             return
-        link = Link(connection, name)
-        if self._closed:
-            link.close(0.0)
-            return
+        finally:
+            self._room.release()
         self._new.append(link)
+        if self._closed:  # perhaps before it could be found among the new ones
+            link.close(0.0)
         with suppress(OSError):  # the listener was closed meanwhile
             self._wake.send(b"\0")
 
@@ -270,31 +289,46 @@ def connect(address: str, authkey: bytes, timeout_s: float = 30.0, again_s: floa
             time.sleep(again_s)
             continue
         try:
-            _prove(connection, authkey, HANDSHAKE_S, first=False)
+            _prove(connection, authkey, min(HANDSHAKE_S, max(0.1, until_s - time.monotonic())), CONNECTS)
         except LinkError as error:
             connection.close()
             raise type(error)(f"{address}: {error}") from None
         return Link(connection, address)
 
 
-def _prove(connection: socket.socket, authkey: bytes, timeout_s: float, *, first: bool) -> None:
-    """Both ends prove that they know the key. Raises LinkError."""
-    _limit(connection, timeout_s)
-    proving = Connection(socket.dup(connection.fileno()))
+def _prove(connection: socket.socket, authkey: bytes, limit_s: float, role: bytes) -> None:
+    """Both ends prove that they know the key, the one that connects first. Raises LinkError; after ``limit_s`` too."""
+    mine, its = _of_role(authkey, role), _of_role(authkey, CONNECTS if role == LISTENS else LISTENS)
     try:
-        for step in (deliver_challenge, answer_challenge)[:: 1 if first else -1]:
-            step(proving, authkey)
+        with _ended_after(connection, limit_s), Connection(socket.dup(connection.fileno())) as proving:
+            if role == CONNECTS:
+                answer_challenge(proving, mine)
+                deliver_challenge(proving, its)
+            else:
+                deliver_challenge(proving, its)
+                answer_challenge(proving, mine)
     except AuthenticationError:
         raise WrongKeyError("the two ends have different keys") from None
     except (OSError, EOFError, AssertionError, ValueError) as error:
         raise LinkError(f"the other end did not prove that it knows the key: {error!r}") from None
+
+
+def _of_role(key: bytes, role: bytes) -> bytes:
+    return hmac.digest(key, role, "sha256")
+
+
+@contextmanager
+def _ended_after(connection: socket.socket, limit_s: float) -> Iterator[None]:
+    """Nothing can be read or written any more once the block has taken so long, however much came meanwhile."""
+
+    def end() -> None:
+        with suppress(OSError):  # the peer may have gone
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
     finally:
-        proving.close()
-    _limit(connection, 0.0)
-
-
-def _limit(connection: socket.socket, timeout_s: float) -> None:
-    """How long a read or a write may take (0: for ever)."""
-    value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        timer.cancel()

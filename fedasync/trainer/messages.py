@@ -1,7 +1,7 @@
 """What the controller, its rollout workers and the trainer say to each other: a kind, a JSON header, and bytes.
 
 Nothing is pickled. Answers and groups travel as ``fedasync.rl.trajectory`` packs them. Times are readings of the
-sender's ``time.monotonic``; its ``hello`` carries one, so that another machine's can be told apart.
+sender's ``time.monotonic``; its ``hello`` and every ``pulse`` carry one, so that another machine's can be told apart.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -148,7 +150,7 @@ class TrainerRequest:
         if not processes.remote_workers or processes.listen is None:
             return Listener()
         file, key = self.key_file or folder / KEY_FILE, key_of_environment()
-        how = f" --key-file {file}" if key is None else f", with {KEY_VARIABLE} as here"
+        how = f" --key-file {shlex.quote(str(file))}" if key is None else f", with {KEY_VARIABLE} as here"
         key = key or kept_key(file)
 
         def turned_away(peer: str) -> None:
@@ -167,8 +169,9 @@ def _told_of(listen: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        better = "a free port" if error.errno == errno.EADDRINUSE else "an address of its own"
         raise ValueError(
-            f"processes: listen: this machine cannot listen at {listen}: {error}; an address of its own would do"
+            f"processes: listen: this machine cannot listen at {listen}: {error}; {better} would do"
         ) from None
 
 

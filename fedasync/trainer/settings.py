@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from math import inf
+from socket import inet_aton
 from typing import Literal
 
 from fedasync.core.bounds import check_choice, check_integer, check_real, check_type
@@ -14,8 +17,6 @@ from fedasync.trainer.addresses import MOST_PORT, host_and_port
 
 Channel = Literal["files", "shared_memory", "distributed"]
 DataParallel = Literal["ddp", "fsdp"]
-EVERYWHERE = ("0.0.0.0", "::", "*")
-"""Hosts at which one may listen, and that nobody can call."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,13 @@ class ProcessSettings:
             _check_listen(self.listen)
         if self.remote_workers:
             self._check_remote()
+            return
+        for name in ("listen", "weights_port"):
+            if (told := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"processes: {name} = {told!r} says nothing with remote_workers = 0; leave it out, or give "
+                    "1 remote worker or more"
+                )
 
     @property
     def all_workers(self) -> int:
@@ -118,18 +126,33 @@ class ProcessSettings:
                 f"processes: channel = {self.channel!r} with remote_workers = {self.remote_workers}: other machines "
                 "do not see it; 'distributed' would do"
             )
+        if self.weights_port == host_and_port(self.listen)[1]:
+            raise ValueError(
+                f"processes: weights_port = {self.weights_port} is the port of listen = {self.listen!r}; another would "
+                "do, or leave it out for a free one"
+            )
 
 
 def _check_listen(address: str) -> None:
     try:
         host, _ = host_and_port(address)
+        fits = not _is_everywhere(host)
     except ValueError:
-        host = EVERYWHERE[0]
-    if host in EVERYWHERE:
+        fits = False
+    if not fits:
         raise ValueError(
             f"processes: listen: got {address!r}; this machine's address as others reach it would do, such as "
             "'10.0.0.1:7777' (port 0: a free one)"
         )
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether one may listen there on all of a machine's addresses, so that nobody can call it by that."""
+    with suppress(ValueError):
+        return ip_address(host).is_unspecified
+    with suppress(OSError):
+        return inet_aton(host) == bytes(4)  # "0" and "000.0.0.0", as the system reads them
+    return host == "*"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedasync.trainer.settings import ProcessSettings
 from fedasync.trainer.source import fedasync_version
 
 from .test_controller import finished
-from .world import World, controller
+from .world import Ended, FakeLink, Train, World, controller
 
 ALL = sorted([prompt, epoch] for prompt in range(6) for epoch in range(2))
 
@@ -68,6 +68,21 @@ def test_a_run_begins_when_all_are_there_and_everybody_works(tmp_path: Path) -> 
     assert told.run.rollouts is not None
     done = told.run.rollouts.filter(told.run.rollouts["end_s"].is_not_null())
     assert (done["end_s"] - done["start_s"]).to_list() == pytest.approx([1.0] * len(done)), "clocks differ"
+    assert told.run.iterations is not None
+    steps = told.run.iterations
+    for server in (1, 2):  # which say what a step took as soon as they are asked for answers
+        at_s = set(steps.filter(steps["server"] == server)["at_s"].round(6))
+        assert at_s >= set(done.filter(done["server"] == server)["start_s"].round(6))
+
+
+def test_a_hello_that_was_late_does_not_shift_what_is_told_of_answers(tmp_path: Path) -> None:
+    world = World(workers=1)
+    world.join("a", late_s=30.0)
+    run = Told(world, tmp_path, processes(1, 1)).run
+    assert run.rollouts is not None
+    done = run.rollouts.filter((run.rollouts["server"] == 1) & run.rollouts["end_s"].is_not_null())
+    assert len(done)
+    assert (done["end_s"] - done["start_s"]).to_list() == pytest.approx([1.0] * len(done))
 
 
 def test_there_may_be_no_worker_of_this_machine(tmp_path: Path) -> None:
@@ -127,37 +142,87 @@ def test_whoever_dies_and_comes_whenever_every_prompt_is_trained_once(
 def test_whoever_is_too_many_waits_and_takes_the_place_of_the_first_that_goes(tmp_path: Path) -> None:
     world = World(workers=0)
     first = world.join("a")
-    world.join("b", 1.0)
+    second = world.join("b", 1.0)
     gone = world.join("c", 2.0)
     world.join("d", 3.0)
     world.later(3.5, gone, EOF)
     world.later(4.0, first, EOF)
+    world.later(5.0, second, EOF)
     told = Told(world, tmp_path, processes(0, 1))
     assert [each.kind for each in world.told["b"]] == ["wait", "welcome"]
     assert world.told["b"][0].header["why"] == "all 1 remote workers are there"
-    assert [each.kind for each in world.told["d"]] == ["wait"]
+    assert [each.kind for each in world.told["c"]] == ["wait"]
+    assert [each.kind for each in world.told["d"]] == ["wait", "welcome"]
     assert sorted(world.trained) == ALL
-    assert sum("has gone" in each for each in told.incidents) == 1
+    assert sum("has gone" in each for each in told.incidents) == 2
 
 
 def test_one_that_says_nothing_is_cut_off_and_its_answers_are_given_to_others(tmp_path: Path) -> None:
     world = World(workers=1, accident=lambda name, n: name == "a" and n == 3 and bool(world.silent.add("a")))
-    world.join("a")
+    link = world.join("a")
     killed: list[str] = []
     world.kill = killed.append  # type: ignore[method-assign]
     told = Told(world, tmp_path, processes(1, 1, silent_s=20.0))
     assert sorted(world.trained) == ALL
     assert "worker 1 (remote) has said nothing for 20 s; its answers are given to others" in told.incidents
     assert "worker-1" not in killed
+    assert not link.open
 
 
 def test_one_that_never_makes_its_engine_gives_its_place_to_another(tmp_path: Path) -> None:
+    world = World(workers=1, silent={"b"})
+    first = world.join("a")
+    world.later(4.0, first, EOF)
+    world.join("b", 5.0)
+    world.join("d", 6.0)
+    told = Told(world, tmp_path, processes(1, 1, start_timeout_s=10.0), epochs=20, versions=60)
+    assert told.ended == "versions"
+    assert (numbers(world, "b"), numbers(world, "d")) == ([1], [1])
+    assert "worker 1 (remote) has not made its engine within 10 s" in told.incidents
+
+
+def test_before_the_first_beginning_the_run_stalls_over_one_that_never_makes_its_engine(tmp_path: Path) -> None:
     world = World(workers=1, silent={"a"})
     world.join("a")
     world.join("b", 1.0)
     told = Told(world, tmp_path, processes(1, 1, start_timeout_s=40.0), watchdog_s=1e4)
     assert told.ended.startswith("stalled: the run has not begun for 40 s: ")
     assert "remote rollout worker 1 not there" in told.ended
+
+
+def test_what_others_say_while_the_last_version_is_saved_is_heard_where_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(workers=1)
+    first = world.join("a")
+    saves, whole = [], Train.__call__
+
+    def dies(self: Train, link: FakeLink, message: Message) -> None:
+        if message.kind != "save" or not message.header["folder"].endswith("policy") or saves:
+            whole(self, link, message)
+            return
+        saves.append(message)
+        world.later(0.1, first, EOF)
+        world.join("b", 0.2)
+        world.later(0.5, link, EOF)
+        world.dead.append(Ended("rank-0", "rank-0 ended by signal 9"))
+
+    monkeypatch.setattr(Train, "__call__", dies)
+    told = Told(world, tmp_path, processes(1, 1))
+    assert told.ended == "versions"
+    assert len(saves) == 1
+    assert [each.kind for each in world.told["b"]] == ["welcome"]
+    assert "worker 1 (remote) has gone" in told.incidents
+
+
+def test_one_that_is_not_ready_when_the_run_ends_is_told_to_stop(tmp_path: Path) -> None:
+    """Else it would take the run for one whose controller died, and wait for that to come back."""
+    world = World(workers=1, silent={"b"})
+    world.later(3.0, world.join("a"), EOF)
+    world.join("b", 4.0)
+    Told(world, tmp_path, processes(1, 1))
+    assert numbers(world, "b") == [1]
+    assert "b" in world.told_to_stop
 
 
 def test_another_fedasync_is_refused_on_both_sides(tmp_path: Path) -> None:
@@ -219,6 +284,19 @@ def test_a_run_that_has_not_begun_says_whom_it_waits_for(tmp_path: Path) -> None
         ({"listen": "0.0.0.0:7777"}, "processes: listen: got '0.0.0.0:7777'; this machine's address as others"),
         ({"weights_port": 0}, "processes: weights_port must be an integer ≥ 1, got 0"),
         ({"weights_port": 70000}, "processes: weights_port must be an integer ≤ 65535, got 70000"),
+        *(
+            ({"listen": f"{host}:7777"}, "this machine's address as others reach it would do")
+            for host in ("000.0.0.0", "0", "[::]", "[0:0:0:0:0:0:0:0]", "*")
+        ),
+        (
+            {"listen": "10.0.0.1:7777"},
+            "listen = '10.0.0.1:7777' says nothing with remote_workers = 0; leave it out, or",
+        ),
+        ({"weights_port": 7777}, "weights_port = 7777 says nothing with remote_workers = 0; leave it out, or"),
+        (
+            {"remote_workers": 1, "channel": "distributed", "listen": "h:7777", "weights_port": 7777},
+            "weights_port = 7777 is the port of listen = 'h:7777'; another would do, or leave it out",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(keys: dict[str, Any], said: str) -> None:

@@ -309,6 +309,16 @@ def test_data_that_end_end_the_run(tmp_path: Path) -> None:
     assert run.summary["versions"] == 1
 
 
+def test_workers_are_told_to_stop_also_where_the_trainer_is_not_there_any_more(tmp_path: Path) -> None:
+    world = World(workers=2)
+    with RunState(tmp_path) as state:
+        made = controller(world, state, areal(batch=2, eta=0), versions=3, prompts=8)
+        assert made.run() == "versions"
+        made.attendance.trainer = None
+        assert made.make(tmp_path / "policy") == "versions"
+    assert {"worker-0", "worker-1"} <= world.stopped
+
+
 @pytest.mark.parametrize("name", ["rank-0", "worker-0"])
 def test_the_watchdog_says_who_waits_for_whom(tmp_path: Path, name: str) -> None:
     world = World(silent={name})

@@ -10,11 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
-from fedasync.trainer.addresses import connected, free_port, host_and_port
+from fedasync.trainer import link as links
+from fedasync.trainer.addresses import connected, free_port, host_and_port, kept_alive, listening
 from fedasync.trainer.link import EOF, Link, LinkError, Listener, Received, WrongKeyError, connect, poll
 from fedasync.trainer.messages import Message
 
@@ -138,6 +142,158 @@ def test_a_stranger_keeps_nobody_out(listener: Listener) -> None:
     assert near is not far
     for stranger in strangers:
         stranger.close()
+    far.close()
+
+
+def test_a_proof_of_one_worker_is_none_for_another() -> None:
+    """Who has no key sits at the controller's address, and lets one worker answer what the other asks."""
+    errors: list[LinkError] = []
+
+    def call(address: str) -> None:
+        try:
+            connect(address, b"key").close()
+        except LinkError as error:
+            errors.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        callers = [threading.Thread(target=call, args=(address,), daemon=True) for _ in range(2)]
+        for each in callers:
+            each.start()
+        asking, answering = (Connection(nobody.accept()[0].detach()) for _ in callers)
+        asking.send_bytes(b"#CHALLENGE#" + bytes(20))
+        asking.recv_bytes(256)
+        asking.send_bytes(b"#WELCOME#")
+        answering.send_bytes(asking.recv_bytes(256))
+        asking.send_bytes(answering.recv_bytes(256))
+        assert asking.recv_bytes(256) == b"#FAILURE#"
+        asking.close()
+        answering.close()
+        for each in callers:
+            each.join(PATIENCE_S)
+    assert len(errors) == 2
+    assert sum(isinstance(error, WrongKeyError) for error in errors) == 1
+
+
+class Failing:
+    """A listening socket of which the first that are accepted fail."""
+
+    def __init__(self, address: str) -> None:
+        self.socket, self.address = listening(address)
+        self.failures = [OSError(24, "Too many open files"), ConnectionAbortedError(103, "aborted")]
+
+    def accept(self) -> Any:
+        if self.failures:
+            raise self.failures.pop()
+        return self.socket.accept()
+
+    def shutdown(self, how: int) -> None:
+        self.socket.shutdown(how)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def test_a_listener_goes_on_where_nothing_can_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Failing("127.0.0.1:0")
+    monkeypatch.setattr(links, "listening", lambda address: (made, made.address))
+    with Listener() as listener:
+        pair(listener)[1].close()
+        assert made.failures == []
+
+
+@pytest.mark.parametrize("error", [OSError(22, "gone"), RuntimeError("can't start new thread")])
+def test_one_that_cannot_be_let_in_is_hung_up_on_and_the_next_one_is_let_in(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [error]
+
+    def failing(connection: socket.socket) -> socket.socket:
+        if errors:
+            raise errors.pop()
+        return kept_alive(connection)
+
+    monkeypatch.setattr(links, "kept_alive", failing)
+    monkeypatch.setattr(links, "PROVING", 1)
+    with Listener("127.0.0.1:0") as listener:
+        with pytest.raises(LinkError, match="did not prove that it knows the key"):
+            connect(listener.address, listener.authkey)
+        pair(listener)[1].close()
+
+
+def test_who_says_a_byte_at_a_time_is_cut_off_in_time(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "HANDSHAKE_S", 0.3)
+    slow = connected(listener.address, PATIENCE_S)
+    slow.sendall((200).to_bytes(4, "big"))
+    cut_off = False
+    with slow:
+        for _ in range(150):
+            time.sleep(0.05)
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                cut_off = True
+                break
+    assert cut_off
+
+
+def test_a_listener_that_proves_nothing_is_given_up_as_soon_as_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "HANDSHAKE_S", 10 * PATIENCE_S)
+    errors: list[LinkError] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        def call() -> None:
+            try:
+                connect(address, b"key", 0.3)
+            except LinkError as error:
+                errors.append(error)
+
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        caller.join(PATIENCE_S)
+        assert not caller.is_alive()
+    assert "did not prove that it knows the key" in str(errors)
+
+
+def test_strangers_beyond_a_number_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "PROVING", 2)
+    with Listener("127.0.0.1:0") as listener:
+        strangers = [connected(listener.address, PATIENCE_S) for _ in range(3)]
+        heard = [stranger.recv(4096) for stranger in strangers]
+        assert [bool(each) for each in heard] == [True, True, False]
+        for stranger in strangers:
+            stranger.close()
+        until_s = time.monotonic() + PATIENCE_S
+        while True:  # until it is noticed that they have gone
+            try:
+                far = connect(listener.address, listener.authkey)
+                break
+            except LinkError:
+                assert time.monotonic() < until_s
+        far.send(Message("hello", {}))
+        assert first(listener)[1] == Message("hello", {})
+        far.close()
+
+
+def test_who_is_let_in_while_the_listener_is_closed_hears_the_end() -> None:
+    listener = Listener("127.0.0.1:0", b"key")
+    arrived, go = threading.Event(), threading.Event()
+
+    class Waiting(deque[Link]):
+        def append(self, link: Link) -> None:
+            arrived.set()
+            assert go.wait(PATIENCE_S)
+            super().append(link)
+
+    listener._new = Waiting()
+    far = connect(listener.address, b"key")
+    assert arrived.wait(PATIENCE_S)
+    listener.close()
+    go.set()
+    assert poll([far], PATIENCE_S) == [(far, EOF)]
     far.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from math import inf
 from pathlib import Path
@@ -11,15 +13,16 @@ import pytest
 
 from fedasync.rl.engine import Request
 from fedasync.trainer.addresses import free_port, own_host
-from fedasync.trainer.channels import ChannelSpec
+from fedasync.trainer.channels import ChannelError, ChannelSpec
+from fedasync.trainer.child import serve_with
 from fedasync.trainer.child_settings import ChildSettings
 from fedasync.trainer.keys import KEY_VARIABLE, kept_key, key_of_environment, key_of_file
-from fedasync.trainer.link import EOF, Link, LinkError, Listener, WrongKeyError
+from fedasync.trainer.link import EOF, Link, LinkError, Listener, WrongKeyError, connect
 from fedasync.trainer.messages import Message, finished_of, refused, stop, submit, wait, welcome
 from fedasync.trainer.remote_worker import CannotWorkError, RemoteWorker
 from fedasync.trainer.source import fedasync_version
 
-from .fakes import engine_of
+from .fakes import FakeEngine, engine_of
 
 PATIENCE_S = 60.0
 KEY = b"a key of sixteen"
@@ -174,6 +177,55 @@ def test_a_key_is_drawn_once_and_is_its_owners_alone(tmp_path: Path, monkeypatch
     assert key_of_environment() is None
     monkeypatch.setenv(KEY_VARIABLE, key.hex())
     assert key_of_environment() == key
+
+
+def test_a_key_that_is_drawn_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is killed in between, or finds that another was faster, leaves no half of one."""
+
+    def killed(*places: Path) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "worker-key"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        with pytest.raises(KeyboardInterrupt):
+            kept_key(file)
+    assert not file.exists()
+    key = kept_key(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: False)
+        assert kept_key(file) == key
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "the key"
+    kept_key(file)
+    file.chmod(mode)
+    said = f"the key is open to others \\(mode {mode:o}\\); chmod 600 '{re.escape(str(file))}' would do$"
+    with pytest.raises(ValueError, match=said):
+        key_of_file(file)
+
+
+def test_an_engine_is_closed_also_where_its_weights_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closing(FakeEngine):
+        ended = False
+
+        def close(self) -> None:
+            self.ended = True
+
+    def no_reader(spec: ChannelSpec) -> None:
+        raise ChannelError("nobody there")
+
+    monkeypatch.setattr(ChannelSpec, "reader", no_reader)
+    engine = Closing()
+    with Listener() as listener:
+        link = connect(listener.address, listener.authkey)
+        with pytest.raises(ChannelError):
+            serve_with(engine, ChildSettings({}, "a test", 0, ChannelSpec("files", "nowhere")), link)
+        link.close()
+    assert engine.ended
 
 
 @pytest.mark.parametrize("told", ["", "secret", "0011", "0" * 31, "é" * 40])

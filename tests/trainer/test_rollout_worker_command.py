@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 
 from fedasync.strategies.rollouts import areal
+from fedasync.studies import build
+from fedasync.studies.signals import SignalExit
 from fedasync.studies.trainer_experiment import planned
 from fedasync.studies.trainer_file import load
+from fedasync.studies.worker_engine import engine
 from fedasync.trainer.addresses import free_port
 from fedasync.trainer.channels import ChannelSpec
 from fedasync.trainer.child_settings import ChildSettings
@@ -98,6 +101,11 @@ def test_what_cannot_be_is_one_line(command: Callable[..., Command], tmp_path: P
     mistakes = [
         (command("a", "10.0.0.1", key=KEY), 2, "rollout-worker: got '10.0.0.1'; HOST:PORT, as the run says it, would"),
         (
+            command("a", "10.0.0.1:0", key=KEY),
+            2,
+            "rollout-worker: got '10.0.0.1:0'; HOST:PORT, as the run says it, would",
+        ),
+        (
             command("b", nobody),
             2,
             f"rollout-worker needs the run's key: --key-file FILE, or the variable {KEY_VARIABLE}",
@@ -124,11 +132,26 @@ def test_a_signal_ends_it_cleanly(command: Callable[..., Command], number: signa
     started = command("here", f"127.0.0.1:{free_port()}", key=KEY)
     started.until("waits for a run")
     started.popen.send_signal(number)
-    assert started.end() == (0, [*started.said.splitlines()[:1], "ended; the run's other workers go on"])
+    assert started.end() == (0, [*started.said.splitlines()[:1], "ended"])
 
 
-def test_a_task_that_is_not_there_is_one_line_on_both_sides(command: Callable[..., Command]) -> None:
-    problem = {**PROBLEM, "task": {"kind": "absent_module.Task"}}
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (
+            "absent_module.Task",
+            "e.toml: task.kind: 'absent_module.Task': importing it raised ModuleNotFoundError: "
+            "No module named 'absent_module'",
+        ),
+        ("ending_module.Task", "e.toml: the user's code raised SystemExit: DATA is not set"),
+    ],
+)
+def test_a_task_that_is_not_there_is_one_line_on_both_sides(
+    command: Callable[..., Command], tmp_path: Path, kind: str, what: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "ending_module.py").write_text("import sys\nsys.exit('DATA is not set')\n")
+    problem = {**PROBLEM, "task": {"kind": kind}}
     settings = ChildSettings(problem, "e.toml", 0, ChannelSpec("distributed", "127.0.0.1:1"))
     with Listener("127.0.0.1:0", KEY) as listener:
         started = command("here", listener.address, key=KEY)
@@ -143,13 +166,45 @@ def test_a_task_that_is_not_there_is_one_line_on_both_sides(command: Callable[..
                 elif received.kind == "failed":
                     failed.append(received.header["what"])
         status, lines = started.end()
-    what = (
-        "e.toml: task.kind: 'absent_module.Task': importing it raised ModuleNotFoundError: "
-        "No module named 'absent_module'"
-    )
     assert failed == [f"StudyError: {what}"]
     assert status == 1
     assert lines[-1] == f"fedasync: worker 2 of the run at {listener.address} cannot be made: {what}"
+
+
+@pytest.mark.parametrize("error", [SignalExit(143), KeyboardInterrupt()])
+def test_a_signal_while_an_engine_is_made_is_no_error_of_it(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(problem: object, where: str) -> None:
+        raise error
+
+    monkeypatch.setattr(build, "build_problem", signalled)
+    with pytest.raises(type(error)):
+        engine(ChildSettings(PROBLEM, "e.toml", 0, ChannelSpec("files", "nowhere")))
+
+
+def asking(listen: str, said: list[str]) -> TrainerRequest:
+    """One worker from elsewhere, who connects there."""
+    processes = ProcessSettings(remote_workers=1, listen=listen, channel="distributed")
+    strategy, settings = areal(batch=4, eta=2), RunSettings(versions=1)
+    return TrainerRequest(strategy, PROBLEM, 10, PromptSettings(4), processes, settings, say=said.append)
+
+
+def test_where_nobody_can_listen_it_is_said_what_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY.hex())
+    with Listener("127.0.0.1:0") as taken, pytest.raises(ValueError, match=r"in use.*; a free port would do$"):
+        asking(taken.address, []).make(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot listen at 203\.0\.113\.1:7777: .*; an address of its own would do$"):
+        asking("203.0.113.1:7777", []).make(tmp_path)
+
+
+def test_the_command_that_is_said_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    folder, said = tmp_path / "a folder; of mine", list[str]()
+    folder.mkdir()
+    with asking("127.0.0.1:0", said)._listener(folder) as listener:
+        words = shlex.split(said[0].removeprefix("waits for 1 worker: "))
+    assert words == ["fedasync", "rollout-worker", listener.address, "--key-file", str(folder / KEY_FILE)]
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedasync.core import Strategy
-from fedasync.rl.engine import Finished, Request
+from fedasync.rl.engine import Finished, Iteration, Request
 from fedasync.rl.trajectory import Trajectory
 from fedasync.trainer.controller import Controller
 from fedasync.trainer.link import EOF
-from fedasync.trainer.messages import Message, finished, groups_of, requests_of
+from fedasync.trainer.messages import Message, finished, groups_of, iterations, requests_of
 from fedasync.trainer.run_state import RunState
 from fedasync.trainer.settings import ProcessSettings, PromptSettings, RunSettings
 from fedasync.trainer.source import fedasync_version
@@ -104,6 +104,8 @@ class World:
     stopped: set[str] = field(default_factory=set)
     told: dict[str, list[Message]] = field(default_factory=dict)
     """What remote workers were told about their place."""
+    told_to_stop: set[str] = field(default_factory=set)
+    """Remote workers that were, whatever they made of it."""
     silent: set[str] = field(default_factory=set)
     """Children that receive, and do nothing."""
 
@@ -157,10 +159,10 @@ class World:
         link.say(Message("hello", {"kind": "trainer", "number": 0, "clock_s": self.now}))
         link.say(Message("ready", {"version": 0}), 0.5)
 
-    def join(self, name: str, at_s: float = 0.0, version: str | None = None) -> FakeLink:
-        """A worker of another machine comes then, whose clock is 500 s behind."""
+    def join(self, name: str, at_s: float = 0.0, version: str | None = None, late_s: float = 0.0) -> FakeLink:
+        """A worker of another machine comes then, whose clock is 500 s behind; its hello was under way ``late_s``."""
         link = FakeLink(self, Remote(self, name, behind_s=500.0), local=False, name=name)
-        told = {"kind": "remote", "number": None, "clock_s": self.now + at_s - 500.0}
+        told = {"kind": "remote", "number": None, "clock_s": self.now + at_s - late_s - 500.0}
         link.say(Message("hello", {**told, "version": version or fedasync_version()}), at_s)
         return link
 
@@ -211,6 +213,8 @@ class Work:
         if self.name in world.silent or world.dies(self.name, link):
             return
         if message.kind == "submit":
+            if self.behind_s:
+                link.say(iterations([Iteration(world.now - self.behind_s, 1, 5, 0.1, 0, 0.0)]))
             for request in requests_of(message):
                 start_s, seconds = world.now - self.behind_s, world.answer_s(request, self.version)
                 attempt = world.attempt(request)
@@ -240,8 +244,11 @@ class Remote(Work):
         if message.kind in ("welcome", "wait", "refused"):
             self.world.told.setdefault(self.name, []).append(message)
             if message.kind == "welcome" and self.name not in self.world.silent:
+                link.say(Message("pulse", {"clock_s": self.world.now + 0.5 - self.behind_s}), 0.5)
                 link.say(Message("ready", {"version": 0}), 0.5)
         else:
+            if message.kind == "stop":
+                self.world.told_to_stop.add(self.name)
             super().__call__(link, message)
 
 
