@@ -100,11 +100,8 @@ def test_what_cannot_be_is_one_line(command: Callable[..., Command], tmp_path: P
     nobody = f"127.0.0.1:{free_port()}"
     mistakes = [
         (command("a", "10.0.0.1", key=KEY), 2, "rollout-worker: got '10.0.0.1'; HOST:PORT, as the run says it, would"),
-        (
-            command("a", "10.0.0.1:0", key=KEY),
-            2,
-            "rollout-worker: got '10.0.0.1:0'; HOST:PORT, as the run says it, would",
-        ),
+        (command("e", "h:0", key=KEY), 2, "rollout-worker: got 'h:0'; HOST:PORT, as the run says it, would do"),
+        (command("f", nobody, "--patience-s", "nan", key=KEY), 2, "rollout-worker: --patience-s is nan; a number ≥ 0"),
         (
             command("b", nobody),
             2,
